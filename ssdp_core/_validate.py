@@ -75,9 +75,7 @@ def integer_at_least(minimum: int, **argument: Any) -> int:
     return int(value)
 
 
-def public_array(
-    ndim: int, dtype: npt.DTypeLike = np.float64, **argument: Any
-) -> npt.NDArray[Any]:
+def public_array(ndim: int, dtype: npt.DTypeLike = np.float64, **argument: Any) -> npt.NDArray[Any]:
     """Returns a public array as C-contiguous ``dtype``, after checking its shape and finiteness."""
     name, value = _single(argument)
     try:

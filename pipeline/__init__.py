@@ -1,0 +1,1 @@
+"""The job around ssdp_core: data, driver and command line."""
