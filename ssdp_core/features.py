@@ -50,12 +50,9 @@ class DenseFeatures:
 
     def __init__(self, values: npt.ArrayLike) -> None:
         self.values: Float32 = _validate.public_array(2, np.float32, features=values)
-
-    @classmethod
-    def _view(cls, values: Float32) -> DenseFeatures:
-        view = cls.__new__(cls)
-        view.values = values
-        return view
+        # Norms are needed in every pass, for the sensitivity, and never change.
+        self._squared_norms = np.empty(self.num_rows, dtype=np.float64)
+        feature_kernels.dense_squared_norms(self.values, self._squared_norms)
 
     @property
     def num_rows(self) -> int:
@@ -69,7 +66,10 @@ class DenseFeatures:
 
     def rows(self, start: int, stop: int) -> DenseFeatures:
         """A view of some rows."""
-        return self._view(self.values[start:stop])
+        view = DenseFeatures.__new__(DenseFeatures)
+        view.values = self.values[start:stop]
+        view._squared_norms = self._squared_norms[start:stop]
+        return view
 
     def margins(self, weights: Float64) -> Float64:
         """``X @ weights``."""
@@ -83,9 +83,7 @@ class DenseFeatures:
 
     def squared_norms(self) -> Float64:
         """Squared l2 norm of every row."""
-        out = np.empty(self.num_rows, dtype=np.float64)
-        feature_kernels.dense_squared_norms(self.values, out)
-        return out
+        return self._squared_norms
 
 
 class CsrFeatures:
@@ -117,6 +115,8 @@ class CsrFeatures:
             raise ValueError(
                 "indices must rise strictly within each row: sort them and add up duplicates first"
             )
+        self._squared_norms = np.empty(self.num_rows, dtype=np.float64)
+        feature_kernels.csr_squared_norms(self.data, self.indptr, self._squared_norms)
 
     @property
     def num_rows(self) -> int:
@@ -134,6 +134,7 @@ class CsrFeatures:
         view.data, view.indices = self.data, self.indices
         view.indptr = self.indptr[start : stop + 1]
         view._num_columns = self._num_columns
+        view._squared_norms = self._squared_norms[start:stop]
         return view
 
     def margins(self, weights: Float64) -> Float64:
@@ -148,9 +149,7 @@ class CsrFeatures:
 
     def squared_norms(self) -> Float64:
         """Squared l2 norm of every row."""
-        out = np.empty(self.num_rows, dtype=np.float64)
-        feature_kernels.csr_squared_norms(self.data, self.indptr, out)
-        return out
+        return self._squared_norms
 
 
 @dataclass(frozen=True, kw_only=True)

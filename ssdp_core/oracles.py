@@ -34,6 +34,7 @@ import numpy.typing as npt
 from ssdp_core import _validate
 from ssdp_core.bounds import strongly_convex_num_steps
 from ssdp_core.curator import Curator
+from ssdp_core.engine import Engine
 from ssdp_core.problems import LinearErm
 from ssdp_core.pvmw import PrivateVectorAnswerer
 
@@ -47,6 +48,24 @@ class GradientOracle(Protocol):
 
     def gradients(self, problems: Sequence[LinearErm], weights: Sequence[Float64]) -> list[Float64]:
         """The gradient of every problem at its own weights, regulariser included."""
+
+
+class BeliefGradients:
+    """Gradients under the current beliefs: public, free, and as good as the beliefs are."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def gradients(self, problems: Sequence[LinearErm], weights: Sequence[Float64]) -> list[Float64]:
+        """One public pass."""
+        queries = [p.query(w) for p, w in zip(problems, weights, strict=True)]
+        evaluations = self._engine.evaluate_public(queries)
+        return [
+            problem.gradient(
+                w, result.lattice.to_float(result.belief_units) / self._engine.num_rows
+            )
+            for problem, w, result in zip(problems, weights, evaluations, strict=True)
+        ]
 
 
 class AnsweredGradients:

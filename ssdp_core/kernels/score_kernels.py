@@ -9,7 +9,9 @@ Two precisions. What touches private codes, and what bounds their influence, is 
 (:func:`score`). What is averaged under the beliefs is public and float32 (:func:`fill_scores`).
 
 For the logistic loss the grid needs no exponential per cell: exp(-(z_i + b_y)) is the outer product
-exp(-z_i) exp(-b_y), so a cell costs one division.
+exp(-z_i) exp(-b_y), so a cell costs one division. Kernels of their own use that wherever the
+product stays inside float32 (:mod:`ssdp_core.kernels.gradient_kernels`); :func:`fill_scores` is the
+general way.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _ONE = np.float32(1.0)
 _TWO = np.float32(2.0)
 _LIMIT = np.float32(EXP32_LIMIT)
 FAST_LOGISTIC_RANGE = 80.0
-"""|z_i| + max|b_y| up to which the outer product of exponentials stays inside float32."""
+"""|z_i| + max|b_y| up to which exp(-z_i) exp(-b_y) stays inside float32."""
 
 
 @njit(nogil=True, cache=True)
@@ -71,29 +73,17 @@ def fill_scores(
     code: int,
     parameter: np.float32,
     margin: np.float32,
-    exp_minus_margin: np.float32,
     target: np.float32,
     offsets: Float32,
-    exp_minus_offsets: Float32,
     targets: Float32,
-    outer_product: bool,
     out: Float32,
 ) -> None:
-    """Fills ``out[y]`` with s(i, y) for one row i, in float32.
-
-    ``outer_product`` says that the row is within FAST_LOGISTIC_RANGE, so that the two exponentials
-    may be multiplied.
-    """
+    """Fills ``out[y]`` with s(i, y) for one row i, in float32."""
     num_codes = offsets.shape[0]
     if code == LOGISTIC:
-        if outer_product:
-            for y in range(num_codes):
-                growth = exp_minus_margin * exp_minus_offsets[y]
-                out[y] = _ONE / (_ONE + growth) - (target + targets[y])
-        else:
-            for y in range(num_codes):
-                exponent = min(max(-(margin + offsets[y]), -_LIMIT), _LIMIT)
-                out[y] = _ONE / (_ONE + exp32(exponent)) - (target + targets[y])
+        for y in range(num_codes):
+            exponent = min(max(-(margin + offsets[y]), -_LIMIT), _LIMIT)
+            out[y] = _ONE / (_ONE + exp32(exponent)) - (target + targets[y])
     elif code == SQUARED:
         for y in range(num_codes):
             out[y] = (margin + offsets[y]) - (target + targets[y])

@@ -66,6 +66,9 @@ class WordStream:
         """Returns the next word as an int in ``[0, 2**64)``."""
         return int(self.take(1)[0])
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("a WordStream cannot be pickled: noise is drawn in the driver only")
+
     def _block(self, number: int) -> bytes:
         return hashlib.shake_256(self._prefix + number.to_bytes(8, "little")).digest(_BLOCK_BYTES)
 

@@ -180,7 +180,9 @@ class GradientQuery:
         return rows.features
 
     def _tiles(self, rows: PublicRows) -> Iterator[tuple[int, int]]:
-        return tile_bounds(rows.num_rows, self._weights.shape[0] * (2 * self.num_codes + 100))
+        # A sparse row's entries are few; 128 stands for them and for narrow dense rows alike.
+        width = min(self._num_public, 1024) if self._num_public > 128 else 128
+        return tile_bounds(rows.num_rows, width + 2 * self.num_codes)
 
     def _row_products(self, features: Features, vectors: Float64) -> Float64:
         """X @ vectors.T: float64 (rows, outputs)."""

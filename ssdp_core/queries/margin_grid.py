@@ -11,23 +11,15 @@ from ssdp_core.domain import PrivateFeatures
 from ssdp_core.features import PublicRows
 from ssdp_core.kernels import gradient_kernels
 from ssdp_core.kernels.elementary import EXP32_LIMIT, exp32_array
-from ssdp_core.kernels.score_kernels import FAST_LOGISTIC_RANGE
+from ssdp_core.kernels.loss_codes import LOGISTIC
 from ssdp_core.losses import MarginLoss
 from ssdp_core.queries.base import Codes, Float32, Float64
 
 Targets = npt.NDArray[Any]
-_GridArguments: TypeAlias = tuple[
-    int,
-    np.float32,
-    Float32,
-    Float32,
-    Float32,
-    Float32,
-    Float32,
-    Float32,
-    npt.NDArray[np.bool_],
-]
+_GridArguments: TypeAlias = tuple[int, np.float32, Float32, Float32, Float32, Float32]
 """The leading arguments that every float32 grid kernel takes, in their order."""
+_LogisticArguments: TypeAlias = tuple[Float32, Float32, Float32, Float32]
+"""The leading arguments of the logistic kernels."""
 
 
 class MarginGrid:
@@ -95,9 +87,13 @@ class MarginGrid:
     ) -> Float64:
         """E_{p_i} s(i, .), in float32 over the grid."""
         scores = np.empty(margins.shape[0])
-        gradient_kernels.belief_reduce(
-            *self._float32_arguments(margins, targets), beliefs, scores, code_sums[:, 0]
-        )
+        fast = self._logistic_arguments(margins, targets)
+        if fast is not None:
+            gradient_kernels.belief_reduce_logistic(*fast, beliefs, scores, code_sums[:, 0])
+        else:
+            gradient_kernels.belief_reduce(
+                *self._grid_arguments(margins, targets), beliefs, scores, code_sums[:, 0]
+            )
         return scores[:, None]
 
     def inner_products(
@@ -105,12 +101,15 @@ class MarginGrid:
     ) -> Float32:
         """s(i, y) (row_products[i] + code_products[y])."""
         out = np.empty((margins.shape[0], self._offsets.size), dtype=np.float32)
-        gradient_kernels.inner_products(
-            *self._float32_arguments(margins, targets),
-            row_products[:, 0].astype(np.float32),
-            code_products[:, 0].astype(np.float32),
-            out,
-        )
+        rows32 = row_products[:, 0].astype(np.float32)
+        codes32 = code_products[:, 0].astype(np.float32)
+        fast = self._logistic_arguments(margins, targets)
+        if fast is not None:
+            gradient_kernels.inner_products_logistic(*fast, rows32, codes32, out)
+        else:
+            gradient_kernels.inner_products(
+                *self._grid_arguments(margins, targets), rows32, codes32, out
+            )
         return out
 
     def squared_distance(self, margins: Float64, targets: Targets, squared_norms: Float64) -> float:
@@ -128,42 +127,43 @@ class MarginGrid:
         Where all |E_y| are equal and c takes one value (one one-hot column, or a sensitive target
         only) this is exact.
         """
-        scores = np.empty((margins.shape[0], 4))
-        gradient_kernels.extreme_scores(
-            self._loss.kernel_code,
-            self._loss.parameter,
-            margins[:, 0],
-            targets,
-            self._target_values,
-            self._extreme_offsets,
-            scores,
-        )
-        low, next_low, next_high, high = scores.T
-        squared_private = self._private.max_norm**2
-        largest = 0.0
-        for first, second in ((low, high), (low, next_low), (high, next_high)):
-            common = squared_norms * (first - second) ** 2 + squared_private * (
-                first**2 + second**2
+        return float(
+            gradient_kernels.largest_squared_distance(
+                self._loss.kernel_code,
+                self._loss.parameter,
+                margins[:, 0],
+                targets,
+                squared_norms,
+                self._target_values,
+                self._extreme_offsets,
+                self._private.max_norm**2,
+                self._private.inner_min,
+                self._private.inner_max,
             )
-            cross = 2.0 * first * second
-            for inner in (self._private.inner_min, self._private.inner_max):
-                largest = max(largest, float((common - inner * cross).max()))
-        return largest
+        )
 
-    def _float32_arguments(self, margins: Float64, targets: Targets) -> _GridArguments:
-        margins32 = margins[:, 0].astype(np.float32)
-        within = np.abs(margins32) + np.float32(self._largest_offset) <= FAST_LOGISTIC_RANGE
+    def _grid_arguments(self, margins: Float64, targets: Targets) -> _GridArguments:
         return (
             self._loss.kernel_code,
             np.float32(self._loss.parameter),
-            margins32,
-            _exp_of_minus(margins32),
+            margins[:, 0].astype(np.float32),
             targets.astype(np.float32),
             self._offsets32,
-            self._exp_minus_offsets32,
             self._code_targets32,
-            within,
         )
+
+    def _logistic_arguments(self, margins: Float64, targets: Targets) -> _LogisticArguments | None:
+        """Arguments of the fast kernels, or None if the loss or the size of margins forbids."""
+        if self._loss.kernel_code != LOGISTIC:
+            return None
+        exp_minus_margins = np.empty(margins.shape[0], dtype=np.float32)
+        targets32 = np.empty(margins.shape[0], dtype=np.float32)
+        within = gradient_kernels.prepare_logistic(
+            margins[:, 0], targets, self._largest_offset, exp_minus_margins, targets32
+        )
+        if not within:
+            return None
+        return exp_minus_margins, targets32, self._exp_minus_offsets32, self._code_targets32
 
 
 def _exp_of_minus(values: Float32) -> Float32:
@@ -174,7 +174,7 @@ def _exp_of_minus(values: Float32) -> Float32:
 
 
 def _two_extremes(offsets: Float64) -> Float64:
-    """Smallest, second smallest, second largest and largest; NaN for a missing second."""
+    """Smallest, largest, second smallest and second largest; NaN for a missing second."""
     ordered = np.sort(offsets)
     second_low, second_high = (ordered[1], ordered[-2]) if ordered.size > 1 else (np.nan, np.nan)
-    return np.array([ordered[0], second_low, second_high, ordered[-1]])
+    return np.array([ordered[0], ordered[-1], second_low, second_high])
