@@ -55,9 +55,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _rows(text: str) -> int:
     rows = int(text) if text.isdigit() else 0
-    if rows < 50_000:
+    if rows < 100_000:
         raise argparse.ArgumentTypeError(
-            f"must be a whole number of at least 50000, got {text!r}: with fewer rows the noise "
+            f"must be a whole number of at least 100000, got {text!r}: with fewer rows the noise "
             "at epsilon = 1 hides what the demo shows"
         )
     return rows

@@ -46,7 +46,10 @@ class AdTable:
 def generate_ad_table(num_rows: int, seed: int = 0) -> AdTable:
     """Generates impressions with three targets: ``click``, ``install`` and ``order_value``."""
     # Synthetic data, not noise: an ordinary reproducible generator is what we want here.
-    rng = np.random.default_rng(seed)
+    # The world (tastes and weights) has a generator of its own, so that it does not depend on
+    # how many rows are drawn from it.
+    rng = np.random.default_rng([seed, 0])
+    world = np.random.default_rng([seed, 1])
     device = rng.choice(_DEVICES, num_rows, p=[0.6, 0.3, 0.1])
     placement = rng.integers(0, _PLACEMENTS, num_rows)
     campaign = rng.integers(0, _CAMPAIGNS, num_rows)
@@ -61,7 +64,7 @@ def generate_ad_table(num_rows: int, seed: int = 0) -> AdTable:
     features *= _FEATURE_NORM / np.sqrt(5.0)  # four ones and a point on the circle
 
     segments = np.array(AD_DOMAIN.columns[0].labels())
-    tastes = rng.dirichlet(np.full(segments.size, 0.6), size=(_PLACEMENTS, _CAMPAIGNS))
+    tastes = world.dirichlet(np.full(segments.size, 0.6), size=(_PLACEMENTS, _CAMPAIGNS))
     cumulative = tastes[placement, campaign].cumsum(axis=1)
     segment = (rng.random(num_rows)[:, None] > cumulative).sum(axis=1).clip(max=segments.size - 1)
     income = np.exp(rng.normal(3.4 + 0.15 * device, 0.6)).clip(1.0, 499.0)
@@ -70,13 +73,12 @@ def generate_ad_table(num_rows: int, seed: int = 0) -> AdTable:
     private = AD_DOMAIN.private_features().matrix[codes]
     columns = {}
     for name, bias in (("click", -1.0), ("install", -1.8)):
-        public_weights = rng.normal(size=features.shape[1]) * 1.2
-        private_weights = rng.normal(size=private.shape[1]) * 2.0
+        public_weights = world.normal(size=features.shape[1]) * 1.2
+        private_weights = world.normal(size=private.shape[1]) * 2.0
         margin = features @ public_weights + private @ private_weights + bias
         columns[name] = (rng.random(num_rows) < 1 / (1 + np.exp(-margin))).astype(np.float64)
-    taste = private @ rng.normal(size=private.shape[1]) + features @ rng.normal(
-        size=features.shape[1]
-    )
+    taste = private @ world.normal(size=private.shape[1])
+    taste += features @ world.normal(size=features.shape[1])
     columns["order_value"] = taste + 0.3 * rng.standard_t(df=3, size=num_rows)
     return AdTable(
         rows=PublicRows(num_rows=num_rows, features=DenseFeatures(features), columns=columns),

@@ -30,6 +30,7 @@ from ssdp_core.noise import WordStream, discrete_gaussian_vector, discrete_lapla
 from ssdp_core.noise.samplers import MAX_STDDEV
 
 STEPS_PER_SENSITIVITY = 1 << 20
+_LARGEST_SHIFT = 60  # sums stay below 2^55 lattice steps
 
 
 def _noise_scale(multiplier: int, epsilon: float) -> Fraction:
@@ -104,7 +105,8 @@ class AboveThreshold:
             self.is_open = threshold > 0
             return ThresholdAnswer(above=threshold < 0, gap=None)
         value_steps = math.floor(_steps(value, sensitivity))
-        threshold_steps = math.ceil(_steps(threshold, sensitivity))
+        # Rounded like the value, so that a value equal to the threshold is above it.
+        threshold_steps = math.floor(_steps(threshold, sensitivity))
         query_noise = discrete_laplace(stream, self._query_scale)
         difference = value_steps + query_noise - threshold_steps - self._threshold_noise
         if difference < 0:
@@ -160,8 +162,9 @@ class GaussianPlan:
         """Plans a release; ``noise_stddev`` 0 switches noise off and costs infinity."""
         _validate.positive(l2_sensitivity=l2_sensitivity)
         _validate.non_negative(noise_stddev=noise_stddev)
-        ratio = noise_stddev / lattice.step / MAX_STDDEV
-        coarsening = max(0, math.ceil(math.log2(ratio))) if ratio > 0 else 0
+        # frexp gives the smallest power of two above the ratio exactly; log2 would round.
+        _, exponent = math.frexp(noise_stddev / lattice.step / MAX_STDDEV)
+        coarsening = max(0, exponent)
         if coarsening > 0:
             l2_sensitivity += math.sqrt(dimension) * math.ldexp(lattice.step, coarsening)
             l2_sensitivity *= 1.0 + 2.0**-40
@@ -183,7 +186,9 @@ class GaussianPlan:
         """PRIVATE ``units`` (lattice steps). Returns the noisy sums in real units, float64."""
         coarse = math.ldexp(self.lattice.step, self.coarsening)
         noise = discrete_gaussian_vector(stream, self.noise_stddev / coarse, units.size)
-        if self.coarsening > 0:
+        if self.coarsening > _LARGEST_SHIFT:
+            units = np.zeros_like(units)  # every sum is less than half a coarse step
+        elif self.coarsening > 0:
             # Round to nearest by integer arithmetic: floor division after adding half a step.
             units = (units + (1 << (self.coarsening - 1))) >> self.coarsening
         # The integer sum is the release; its conversion to float64 is post-processing.

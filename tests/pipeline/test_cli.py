@@ -46,12 +46,12 @@ def test_no_command_prints_help_and_fails():
 def test_bad_arguments_say_what_was_expected():
     result = ssdp("demo", "--rows", "7")
     assert result.returncode == 2
-    assert "must be a whole number of at least 50000, got '7'" in result.stderr
+    assert "must be a whole number of at least 100000, got '7'" in result.stderr
     assert ssdp("demo", "--colour").returncode == 2
 
 
 def test_demo_prints_models_privacy_and_error_and_marks_a_seed():
-    result = ssdp("demo", "--rows", "60000", "--seed", "1")
+    result = ssdp("demo", "--seed", "1")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     rows = dict(re.findall(r"│ (\w+) +│ \w+ +│ +[\d.]+ │ +([\d.]+) │", result.stdout))
@@ -63,12 +63,12 @@ def test_demo_prints_models_privacy_and_error_and_marks_a_seed():
     assert 0 < float(spent.group(1)) <= 1.0
     assert "NOT PRIVATE" in result.stdout
     assert (
-        ssdp("demo", "--rows", "60000", "--seed", "1").stdout.split("belief updates")[0]
+        ssdp("demo", "--seed", "1").stdout.split("belief updates")[0]
         == (result.stdout.split("belief updates")[0])
     )
 
 
 def test_demo_without_seed_is_private():
-    result = ssdp("demo", "--rows", "60000")
+    result = ssdp("demo")
     assert result.returncode == 0, result.stderr
     assert "NOT PRIVATE" not in result.stdout

@@ -197,7 +197,7 @@ def test_attacks_compare_neighbours(name):
 @pytest.mark.parametrize(
     ("name", "num_runs", "reached"),
     [
-        ("many below", 14_000, 0.5),  # the audit has teeth: it proves half of the claim
+        ("many below", 12_000, 0.4),  # the audit has teeth: fresh seeds prove about half
         ("swap", 4_000, 0.2),
         ("mixed sensitivities", 5_000, 0.3),
         ("one gap", 4_000, 0.05),  # a single question cannot lose more than a quarter
@@ -219,7 +219,7 @@ def test_above_threshold_keeps_its_claim(name, num_runs, reached):
         (broken.StaysOpen, "many gaps", 2_500),
         (broken.HalvedGapNoise, "one gap", 4_000),
         (broken.ExactGap, "one gap", 4_000),
-        (broken.HalvedSensitivity, "many below", 7_000),
+        (broken.HalvedSensitivity, "many below", 10_000),
         (broken.FirstSensitivityForAll, "mixed sensitivities", 5_000),
         (broken.NoNoiseWhenBelow, "across", 2_000),
     ],

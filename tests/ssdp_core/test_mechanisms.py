@@ -113,18 +113,21 @@ def test_without_noise_any_values_are_compared_up_to_one_step(value, threshold, 
     answer = ask_without_noise(value, threshold, sensitivity)
     step = Fraction(sensitivity) / STEPS_PER_SENSITIVITY
     difference = Fraction(value) - Fraction(threshold)
-    if difference < 0:
-        assert answer == BELOW
-    if difference >= 2 * step:
+    if difference >= 0:
         assert answer.above
+    if difference <= -step:
+        assert answer == BELOW
     if answer.above:
         rounding = abs(difference) * Fraction(1, 2**50)
-        assert abs(Fraction(answer.gap) - difference) <= 2 * step + rounding
+        assert abs(Fraction(answer.gap) - difference) <= step + rounding
 
 
-@pytest.mark.xfail(
-    reason="the value is rounded down and the threshold up: equal numbers between two steps differ"
-)
+@pytest.mark.xfail(reason="both numbers are rounded down to the same step before they are compared")
+@pytest.mark.parametrize("threshold", [math.nextafter(0.1, 1.0), 0.1 + 1e-8])
+def test_without_noise_a_value_just_below_the_threshold_is_below(threshold):
+    assert ask_without_noise(0.1, threshold) == BELOW
+
+
 @pytest.mark.parametrize(("number", "sensitivity"), [(0.1, 1.0), (1.0, 0.3), (1 / 3, 1.0)])
 def test_without_noise_a_value_equal_to_the_threshold_is_above(number, sensitivity):
     answer = ask_without_noise(number, number, sensitivity)
@@ -423,7 +426,7 @@ def test_large_noise_is_drawn_on_a_coarser_lattice(excess, recorded_stddevs):
     exponent, dimension = -54, 9
     stddev = math.ldexp(MAX_STDDEV * 2.0**excess, exponent)
     plan = make_plan(exponent=exponent, dimension=dimension, noise_stddev=stddev)
-    assert plan.coarsening == math.ceil(excess)
+    assert excess <= plan.coarsening <= excess + 1
     assert plan.noise_stddev == stddev
     coarse_step = math.ldexp(1.0, exponent + plan.coarsening)
     # Rounding to the coarse lattice moves every coordinate by half a step in either dataset.
@@ -431,10 +434,10 @@ def test_large_noise_is_drawn_on_a_coarser_lattice(excess, recorded_stddevs):
     assert least <= Fraction(plan.l2_sensitivity) <= least * (1 + Fraction(1, 10**9))
     plan.release(np.zeros(dimension, dtype=np.int64), stream_of(0))
     assert recorded_stddevs == [stddev / coarse_step]
-    assert MAX_STDDEV / 2 < recorded_stddevs[0] <= MAX_STDDEV
+    assert MAX_STDDEV / 2 <= recorded_stddevs[0] <= MAX_STDDEV
 
 
-@pytest.mark.parametrize("stddev_steps", [1.0, MAX_STDDEV / 2, MAX_STDDEV])
+@pytest.mark.parametrize("stddev_steps", [1.0, MAX_STDDEV / 2, math.nextafter(MAX_STDDEV, 0.0)])
 def test_noise_that_fits_is_not_coarsened(stddev_steps, recorded_stddevs):
     plan = make_plan(exponent=-54, noise_stddev=math.ldexp(stddev_steps, -54))
     assert (plan.coarsening, plan.l2_sensitivity) == (0, 2.0)
@@ -456,7 +459,7 @@ def test_coarse_neighbours_stay_within_the_planned_sensitivity(coarsening, units
         exponent=0,
         dimension=len(units),
         l2_sensitivity=sensitivity * (1 + 2.0**-50),
-        noise_stddev=math.ldexp(MAX_STDDEV, coarsening),
+        noise_stddev=math.ldexp(0.75 * MAX_STDDEV, coarsening),
     )
     assert plan.coarsening == coarsening
     first = np.array(units, dtype=np.int64)
@@ -479,25 +482,24 @@ def test_coarse_noise_has_the_planned_stddev_and_does_not_overflow(excess):
 
 
 def test_coarse_rounding_is_to_the_nearest_coarse_step(recorded_stddevs):
-    plan = make_plan(exponent=0, noise_stddev=math.ldexp(MAX_STDDEV, 3))
+    plan = make_plan(exponent=0, noise_stddev=math.ldexp(0.75 * MAX_STDDEV, 3))
     units = np.array([-13, -12, -5, -4, -3, 0, 3, 4, 11, 12, 2**54 + 5], dtype=np.int64)
     released = plan.release(units, stream_of(0))
     assert plan.coarsening == 3
     assert released.tolist() == [-16, -8, -8, 0, 0, 0, 0, 8, 8, 16, 2**54 + 8]
 
 
-@pytest.mark.xfail(
-    reason="log2 rounds 4 + 3e-16 down to 4, and release refuses stddev 2**56 * (1 + 2**-52)"
-)
-def test_noise_just_above_a_power_of_two_can_be_released():
-    plan = make_plan(exponent=0, noise_stddev=math.ldexp(1 + 2.0**-52, 56 + 4))
-    assert np.isfinite(plan.release(np.zeros(3, dtype=np.int64), stream_of(15))).all()
-
-
-@pytest.mark.xfail(reason="half of a coarse step of 2**64 does not fit an int64")
-def test_noise_far_above_any_total_can_be_released():
-    plan = make_plan(exponent=0, noise_stddev=math.ldexp(MAX_STDDEV, 64))
-    assert np.isfinite(plan.release(np.ones(3, dtype=np.int64), stream_of(16))).all()
+@pytest.mark.parametrize("exponent", [0, 1, 4, 20, 59, 60, 61, 63, 64, 100])
+@pytest.mark.parametrize("factor", [1 - 2.0**-53, 1.0, 1 + 2.0**-52])
+def test_noise_next_to_a_power_of_two_can_be_released(exponent, factor):
+    """Also where a coarse step is larger than any sum, and half of it than any int64."""
+    stddev = math.ldexp(factor * MAX_STDDEV, exponent)
+    plan = make_plan(exponent=0, noise_stddev=stddev)
+    units = np.tile(np.array([2**54, -(2**54), 1], dtype=np.int64), 100)
+    released = plan.release(units, stream_of(15))
+    assert np.isfinite(released).all()
+    # The sample deviation of 300 draws is off by 4 % on average; 20 % has probability 1e-6.
+    assert released.std() == pytest.approx(stddev, rel=0.2)
 
 
 def test_the_same_stream_gives_the_same_release():
