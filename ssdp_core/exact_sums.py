@@ -56,7 +56,8 @@ class Lattice:
         512 times the largest total for noise before an int64 could overflow.
         """
         _validate.integer_at_least(1, num_rows=num_rows)
-        _validate.positive(norm_bound=norm_bound)
+        if not 1e-100 < _validate.positive(norm_bound=norm_bound) < 1e100:
+            raise ValueError(f"norm_bound must be between 1e-100 and 1e100, got {norm_bound!r}")
         _, exponent = math.frexp(num_rows * norm_bound)
         return cls(exponent=exponent - _LATTICE_BITS)
 

@@ -17,6 +17,7 @@ Scale 0 (epsilon = infinity) means no noise; such runs are for comparison and ma
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -37,11 +38,18 @@ def _noise_scale(multiplier: int, epsilon: float) -> Fraction:
     """``multiplier`` sensitivities divided by epsilon, in integer steps."""
     if math.isinf(epsilon):
         return Fraction(0)
-    return Fraction(multiplier * STEPS_PER_SENSITIVITY) / Fraction(epsilon)
+    return Fraction(multiplier * STEPS_PER_SENSITIVITY) / Fraction(float(epsilon))
 
 
 def _steps(value: float, sensitivity: float) -> Fraction:
-    return Fraction(value) / Fraction(sensitivity) * STEPS_PER_SENSITIVITY
+    return Fraction(float(value)) / Fraction(float(sensitivity)) * STEPS_PER_SENSITIVITY
+
+
+def _real(steps: int, sensitivity: float) -> float:
+    """Steps as a real number; beyond the range of floats the largest one, never an exception."""
+    exact = Fraction(steps) * Fraction(float(sensitivity)) / STEPS_PER_SENSITIVITY
+    limit = Fraction(sys.float_info.max)
+    return float(min(max(exact, -limit), limit))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,16 +77,16 @@ class AboveThreshold:
     Guarantee:
         The sequence of answers *and the gap* v_t + D_t nu_t - tau_t - D_t chi of the last one are
         epsilon-DP, hence (epsilon^2/2)-zCDP. D_t and tau_t may depend on earlier answers.
-        Proof. Work in units of each question's own sensitivity: values u_t = floor(v_t/D_t) (in
-        steps) move by at most one unit between neighbours D, D'. Fix all answers and the gap. Map a
-        noise outcome (chi, nu_1..nu_T) under D to one under D' that gives the same output:
-        chi' = chi + 1, nu_t' = nu_t for t < T (below), nu_T' = nu_T + (u_T - u_T') + 1. For t < T:
-        u_t' + nu_t <= u_t + 1 + nu_t < tau_t + chi + 1 = tau_t + chi', still below. For T the
-        difference to the noisy threshold is unchanged, so the answer and the gap are the same. The
-        map is one-to-one, moves chi by 1 and nu_T by at most 2, and costs
-        1/(2/epsilon) + 2/(4/epsilon) = epsilon. Thresholds may change between questions because
-        only u_t - tau_t enters. (The gap: Ding et al., "Free gap information from the
-        differentially private sparse vector and noisy max mechanisms", VLDB 2019.)
+        Proof. Write u_t = floor((v_t - tau_t)/D_t), in steps, for the value above its threshold in
+        units of the question's own sensitivity, and "one" for 2^20 steps; u_t moves by at most one
+        between neighbours D, D'. Question t is above when u_t + nu_t >= chi. Fix all answers and
+        the gap. Map a noise outcome (chi, nu_1..nu_T) under D to one under D' that gives the same
+        output: chi' = chi + 1, nu_t' = nu_t for t < T (below), nu_T' = nu_T + (u_T - u_T') + 1. For
+        t < T: u_t' + nu_t <= u_t + 1 + nu_t < chi + 1 = chi', still below. For T the gap u_T + nu_T
+        - chi is unchanged, so the answer and the gap are the same. The map is one-to-one, moves chi
+        by one and nu_T by at most two, and costs 1/(2/epsilon) + 2/(4/epsilon) = epsilon. (The gap:
+        Ding et al., "Free gap information from the differentially private sparse vector and noisy
+        max mechanisms", VLDB 2019.)
 
     Edge cases: a negative or infinite threshold is a valid public number; a value of NaN is an
     error.
@@ -104,15 +112,14 @@ class AboveThreshold:
         if math.isinf(threshold):
             self.is_open = threshold > 0
             return ThresholdAnswer(above=threshold < 0, gap=None)
-        value_steps = math.floor(_steps(value, sensitivity))
-        # Rounded like the value, so that a value equal to the threshold is above it.
-        threshold_steps = math.floor(_steps(threshold, sensitivity))
-        query_noise = discrete_laplace(stream, self._query_scale)
-        difference = value_steps + query_noise - threshold_steps - self._threshold_noise
+        # The threshold is public, so subtracting it before rounding leaves the proof as it is; and
+        # without noise the comparison is then exact.
+        difference = math.floor(_steps(value, sensitivity) - _steps(threshold, sensitivity))
+        difference += discrete_laplace(stream, self._query_scale) - self._threshold_noise
         if difference < 0:
             return ThresholdAnswer(above=False, gap=None)
         self.is_open = False
-        return ThresholdAnswer(above=True, gap=difference / STEPS_PER_SENSITIVITY * sensitivity)
+        return ThresholdAnswer(above=True, gap=_real(difference, sensitivity))
 
     def __repr__(self) -> str:
         return f"AboveThreshold(epsilon={self.epsilon:g}, is_open={self.is_open})"
@@ -134,7 +141,7 @@ def laplace_release(
         raise ValueError("the value of a Laplace release must be finite")
     steps = math.floor(_steps(value, sensitivity))
     steps += discrete_laplace(stream, _noise_scale(1, epsilon))
-    return float(Fraction(steps) * Fraction(sensitivity) / STEPS_PER_SENSITIVITY)
+    return _real(steps, sensitivity)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,6 @@ from ssdp_core.noise.gaussian_kernel import (
 )
 from ssdp_core.noise.source import WordStream
 
-_WORD = 1 << 64
 _SIGN_BIT = 1 << 63
 MAX_STDDEV = 2.0**56
 """Larger noise would not fit an int64 lattice; coarsen the lattice instead."""
@@ -158,15 +157,20 @@ def _less_than_exp(stream: WordStream, gamma: Fraction) -> bool:
 
 def _less_than_exp_exactly(stream: WordStream, word: int, gamma: Fraction) -> bool:
     """Settles ``uniform < exp(-gamma)`` by intervals that shrink until they no longer overlap."""
-    low, scale = word, _WORD  # the uniform real lies in [low, low + 1) / scale
+    low, bits = word, 64  # the uniform real lies in [low, low + 1) / 2^bits
+    # exp(-gamma) < 2^-bits <= low / 2^bits settles a huge gamma without computing anything huge.
+    while bits <= gamma:
+        if low > 0:
+            return False
+        low, bits = stream.word(), bits + 64
     digits = 40
     while True:
         exp_low, exp_high = _exp_bounds(gamma, digits)
-        if Fraction(low + 1, scale) <= exp_low:
+        if Fraction(low + 1, 1 << bits) <= exp_low:
             return True
-        if Fraction(low, scale) >= exp_high:
+        if Fraction(low, 1 << bits) >= exp_high:
             return False
-        low, scale = (low << 64) | stream.word(), scale << 64
+        low, bits = (low << 64) | stream.word(), bits + 64
         digits += 20
 
 

@@ -122,7 +122,6 @@ def test_without_noise_any_values_are_compared_up_to_one_step(value, threshold, 
         assert abs(Fraction(answer.gap) - difference) <= step + rounding
 
 
-@pytest.mark.xfail(reason="both numbers are rounded down to the same step before they are compared")
 @pytest.mark.parametrize("threshold", [math.nextafter(0.1, 1.0), 0.1 + 1e-8])
 def test_without_noise_a_value_just_below_the_threshold_is_below(threshold):
     assert ask_without_noise(0.1, threshold) == BELOW

@@ -524,3 +524,9 @@ def test_the_search_for_other_randomness_allows_annotations_only_where_told():
     tree = ast.parse("def f(generator: np.random.Generator) -> np.random.Generator: ...")
     assert not other_randomness(tree, allow_annotations=True)
     assert other_randomness(tree, allow_annotations=False)
+
+
+def test_hardly_any_noise_takes_no_time():
+    """Huge exponents are settled by the bits at hand instead of computing exp(-1e10)."""
+    assert discrete_gaussian_vector(stream_of(3), 1e-5, 10).tolist() == [0] * 10
+    assert discrete_laplace(stream_of(3), Fraction(1, 10**15)) == 0
