@@ -9,6 +9,7 @@ every engine gives the same bits for the same block size.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -200,23 +201,27 @@ class InMemoryEngine:
                 )
         lattices = [Lattice.for_sum(self.num_rows, query.norm_bound) for query in queries]
 
-        def work(start: int, stop: int) -> list[BlockUnits]:
-            return evaluate_block(
+        totals: list[BlockUnits] = []
+        lock = threading.Lock()
+
+        def work(start: int, stop: int) -> None:
+            results = evaluate_block(
                 queries,
                 lattices,
                 self._rows.rows(start, stop),
                 self._beliefs[start:stop],
                 self._codes[start:stop] if private else None,
             )
+            # Integers add up to the same total in any order, so whoever is ready adds.
+            with lock:
+                if totals:
+                    for total, result in zip(totals, results, strict=True):
+                        total.add(result)
+                else:
+                    totals.extend(results)
 
-        totals: list[BlockUnits] | None = None
-        for results in self._for_each_block(work):
-            totals = (
-                results
-                if totals is None
-                else [a.plus(b) for a, b in zip(totals, results, strict=True)]
-            )
-        assert totals is not None  # a table has at least one row, so at least one block
+        for _ in self._for_each_block(work):
+            pass
         return [
             total.as_evaluation(query, lattice, min(self._block_rows, self.num_rows))
             for total, query, lattice in zip(totals, queries, lattices, strict=True)
@@ -232,7 +237,7 @@ class InMemoryEngine:
                 yield from pool.map(work, starts, stops)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class BlockUnits:
     """One query's sums over one or more blocks, in lattice steps; they add up in any order."""
 
@@ -240,16 +245,12 @@ class BlockUnits:
     belief_units: Units
     row_sensitivity: float
 
-    def plus(self, other: BlockUnits) -> BlockUnits:
-        """The sums over both sets of blocks."""
-        data_units = None
+    def add(self, other: BlockUnits) -> None:
+        """Adds the sums over other blocks, in place."""
         if self.data_units is not None and other.data_units is not None:
-            data_units = self.data_units + other.data_units
-        return BlockUnits(
-            data_units=data_units,
-            belief_units=self.belief_units + other.belief_units,
-            row_sensitivity=max(self.row_sensitivity, other.row_sensitivity),
-        )
+            self.data_units += other.data_units
+        self.belief_units += other.belief_units
+        self.row_sensitivity = max(self.row_sensitivity, other.row_sensitivity)
 
     def as_evaluation(
         self, query: LinearVectorQuery, lattice: Lattice, block_rows: int

@@ -32,6 +32,10 @@ class Features(Protocol):
     def num_columns(self) -> int:
         """Dimension d of the public features."""
 
+    @property
+    def cells_per_row(self) -> int:
+        """Stored numbers per row, on average: what a tile of rows brings into the cache."""
+
     def rows(self, start: int, stop: int) -> Features:
         """A view of some rows; nothing is copied."""
 
@@ -63,6 +67,11 @@ class DenseFeatures:
     def num_columns(self) -> int:
         """Dimension d of the public features."""
         return int(self.values.shape[1])
+
+    @property
+    def cells_per_row(self) -> int:
+        """Stored numbers per row."""
+        return self.num_columns
 
     def rows(self, start: int, stop: int) -> DenseFeatures:
         """A view of some rows."""
@@ -127,6 +136,11 @@ class CsrFeatures:
     def num_columns(self) -> int:
         """Dimension d of the public features."""
         return self._num_columns
+
+    @property
+    def cells_per_row(self) -> int:
+        """Stored numbers per row: values and their column indices."""
+        return 1 + 2 * int(self.indptr[-1] - self.indptr[0]) // max(1, self.num_rows)
 
     def rows(self, start: int, stop: int) -> CsrFeatures:
         """A view of some rows: the same data and indices with a slice of the row pointers."""

@@ -32,11 +32,12 @@ def multiply_weights(
 ) -> None:
     """p_i(y) <- p_i(y) exp(step * trunc(products[i, y])) / Z_i, for |step * truncation| <= 40."""
     num_rows, num_codes = beliefs.shape
+    limit = abs(step) * truncation
     for i in range(num_rows):
         total = _ZERO
         for y in range(num_codes):
-            clipped = min(max(products[i, y], -truncation), truncation)
-            weight = beliefs[i, y] * exp32(step * clipped) + _FLOOR
+            exponent = min(max(step * products[i, y], -limit), limit)
+            weight = beliefs[i, y] * exp32(exponent) + _FLOOR
             beliefs[i, y] = weight
             total += weight
         scale = _ONE / total

@@ -95,7 +95,7 @@ class GradientQuery:
         self._scale = 1.0 / lipschitz
         num_private = private_features.matrix.shape[1]
         self._num_public = weights.shape[1] - num_private
-        self._public_weights = np.ascontiguousarray(weights[:, : self._num_public])
+        self._public_weights = weights[:, : self._num_public]
 
     @property
     def dimension(self) -> int:
@@ -117,16 +117,9 @@ class GradientQuery:
     ) -> BlockEvaluation:
         """Sums of the scaled gradient over ``rows``; each row's features are read once."""
         features = self._features(rows)
-        num_outputs = self._weights.shape[0]
         targets = self._grid.row_targets(rows)
-        totals = {
-            name: (
-                np.zeros((num_outputs, self._num_public)),
-                np.zeros((self.num_codes, num_outputs)),
-            )
-            for name, given in (("data", codes), ("beliefs", beliefs))
-            if given is not None
-        }
+        data = None if codes is None else _Sums(self._weights.shape, self.num_codes)
+        average = None if beliefs is None else _Sums(self._weights.shape, self.num_codes)
         squared_distance = 0.0
         for start, stop in self._tiles(rows):
             tile = features.rows(start, stop)
@@ -136,19 +129,20 @@ class GradientQuery:
                 squared_distance,
                 self._grid.squared_distance(margins, tile_targets, tile.squared_norms()),
             )
-            if codes is not None:
-                public_sum, code_sums = totals["data"]
-                scores = self._grid.data_scores(margins, tile_targets, codes[start:stop], code_sums)
-                self._accumulate(tile, scores, public_sum)
-            if beliefs is not None:
-                public_sum, code_sums = totals["beliefs"]
-                scores = self._grid.belief_scores(
-                    margins, tile_targets, beliefs[start:stop], code_sums
+            if codes is not None and data is not None:
+                scores = self._grid.data_scores(
+                    margins, tile_targets, codes[start:stop], data.per_code
                 )
-                self._accumulate(tile, scores, public_sum)
+                data.add_rows(tile, scores)
+            if beliefs is not None and average is not None:
+                scores = self._grid.belief_scores(
+                    margins, tile_targets, beliefs[start:stop], average.per_code
+                )
+                average.add_rows(tile, scores)
+        matrix = self._private.matrix
         return BlockEvaluation(
-            data_sum=self._assemble(*totals["data"]) if "data" in totals else None,
-            belief_sum=self._assemble(*totals["beliefs"]) if "beliefs" in totals else None,
+            data_sum=None if data is None else data.total(matrix, self._scale),
+            belief_sum=None if average is None else average.total(matrix, self._scale),
             row_sensitivity=widen_sensitivity(math.sqrt(squared_distance) * self._scale, 1.0),
         )
 
@@ -156,16 +150,16 @@ class GradientQuery:
         """<direction, f(i, y)>, tile by tile."""
         features = self._features(rows)
         targets = self._grid.row_targets(rows)
-        scaled = direction.reshape(self._weights.shape) * self._scale
-        public_part = np.ascontiguousarray(scaled[:, : self._num_public])
-        code_products = apply_private(self._private.matrix, scaled[:, self._num_public :])
+        parts = direction.reshape(self._weights.shape)
+        public_part = parts[:, : self._num_public]
+        code_products = apply_private(self._private.matrix, parts[:, self._num_public :])
         for start, stop in self._tiles(rows):
             tile = features.rows(start, stop)
             products = self._grid.inner_products(
                 self._row_products(tile, self._public_weights),
                 targets[start:stop],
-                self._row_products(tile, public_part),
-                code_products,
+                self._row_products(tile, public_part) * self._scale,
+                code_products * self._scale,
             )
             yield Tile(start, stop, products)
 
@@ -180,9 +174,8 @@ class GradientQuery:
         return rows.features
 
     def _tiles(self, rows: PublicRows) -> Iterator[tuple[int, int]]:
-        # A sparse row's entries are few; 128 stands for them and for narrow dense rows alike.
-        width = min(self._num_public, 1024) if self._num_public > 128 else 128
-        return tile_bounds(rows.num_rows, width + 2 * self.num_codes)
+        width = self._features(rows).cells_per_row + 2 * self.num_codes
+        return tile_bounds(rows.num_rows, width)
 
     def _row_products(self, features: Features, vectors: Float64) -> Float64:
         """X @ vectors.T: float64 (rows, outputs)."""
@@ -190,18 +183,33 @@ class GradientQuery:
             return features.margins(vectors[0])[:, None]
         return np.stack([features.margins(vector) for vector in vectors], axis=1)
 
-    @staticmethod
-    def _accumulate(features: Features, scores: Float64, public_sum: Float64) -> None:
-        for output in range(scores.shape[1]):
-            features.accumulate(np.ascontiguousarray(scores[:, output]), public_sum[output])
 
-    def _assemble(self, public_sum: Float64, code_sums: Float64) -> Float64:
-        """[X^T s ; E^T (sums per code)] / G, output by output."""
-        matrix = self._private.matrix
-        private_sum = np.stack(
-            [(matrix * sums[:, None]).sum(axis=0) for sums in code_sums.T], axis=0
-        )
-        return np.concatenate([public_sum, private_sum], axis=1).reshape(-1) * self._scale
+class _Sums:
+    """A gradient sum in the making: X^T s output by output, and the scores' sums per code.
+
+    One vector of the final layout is allocated and nothing else of its size: at a million features
+    every copy counts.
+    """
+
+    def __init__(self, shape: tuple[int, ...], num_codes: int) -> None:
+        self._values = np.zeros(shape)
+        self.per_code = np.zeros((num_codes, shape[0]))
+
+    def add_rows(self, features: Features, scores: Float64) -> None:
+        """Adds X^T s for some rows; scores are float64 (rows, outputs)."""
+        for output in range(scores.shape[1]):
+            public = self._values[output, : features.num_columns]
+            features.accumulate(np.ascontiguousarray(scores[:, output]), public)
+
+    def total(self, private_matrix: Float64, scale: float) -> Float64:
+        """[X^T s ; E^T (sums per code)] * scale, output by output."""
+        num_private = private_matrix.shape[1]
+        if num_private:
+            for output, sums in enumerate(self.per_code.T):
+                private = (private_matrix * sums[:, None]).sum(axis=0)
+                self._values[output, -num_private:] = private
+        self._values *= scale
+        return self._values.reshape(-1)
 
 
 def apply_private(matrix: Float64, vectors: Float64) -> Float64:

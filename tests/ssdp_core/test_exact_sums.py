@@ -55,8 +55,9 @@ def test_bits_do_not_depend_on_threads_or_block_order(seed, loss, block_rows, nu
     ]
     while len(parts) > 1:
         first, second = rng.choice(len(parts), size=2, replace=False)
-        merged = [a.plus(b) for a, b in zip(parts[first], parts[second], strict=True)]
-        parts = [p for i, p in enumerate(parts) if i not in (first, second)] + [merged]
+        for a, b in zip(parts[first], parts[second], strict=True):
+            a.add(b)
+        del parts[second]
     for total, expected in zip(parts[0], reference.evaluate_private(queries), strict=True):
         assert (total.data_units == expected.exact.open_in_curator()).all()
         assert (total.belief_units == expected.belief_units).all()
@@ -88,7 +89,7 @@ def test_slack_covers_the_worst_rounding_seen():
     for term in terms:
         total += term
     exact = np.array([math.fsum(column) for column in terms.T])
-    error = np.linalg.norm(lattice.to_float(lattice.round(total)) - exact)
+    error = np.linalg.norm(lattice.to_float(lattice.round(total.copy())) - exact)
     slack = sum_slack(
         dimension=dimension, block_rows=rows, num_codes=4, norm_bound=1.0, lattice=lattice
     )
