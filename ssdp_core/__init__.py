@@ -24,9 +24,13 @@ from ssdp_core.oracles import (
     AnsweredGradients,
     BeliefGradients,
     GradientOracle,
+    InexactGradientSolver,
     MeasuredGradients,
+    Solver,
+    SubgradientSolver,
     inexact_gradient_method,
     projected_subgradient,
+    run_solver,
 )
 from ssdp_core.paper_parameters import PvmwParameters, paper_parameters, solved_parameters
 from ssdp_core.problems import LinearErm, PrivateTarget, Problem, PublicTarget
@@ -60,6 +64,7 @@ __all__ = [
     "GradientQuery",
     "InMemoryEngine",
     "InMemoryTranscript",
+    "InexactGradientSolver",
     "LinearErm",
     "LinearVectorQuery",
     "Loss",
@@ -80,7 +85,9 @@ __all__ = [
     "Question",
     "Release",
     "Role",
+    "Solver",
     "SsdpError",
+    "SubgradientSolver",
     "TabulatedQuery",
     "ThresholdInstance",
     "Transcript",
@@ -95,5 +102,6 @@ __all__ = [
     "paper_parameters",
     "projected_subgradient",
     "rho_from_epsilon",
+    "run_solver",
     "solved_parameters",
 ]

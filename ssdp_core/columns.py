@@ -117,6 +117,11 @@ class _Column(abc.ABC):
         low, high = float(numbers.min()), float(numbers.max())
         return self.scale * ((numbers - low) / (high - low))
 
+    def example(self) -> Value:
+        """Some value of the declared domain, the same every time."""
+        labels, numbers = self._declared()
+        return labels[0] if numbers is None else numbers[0]
+
     def feature_names(self) -> tuple[str, ...]:
         """Returns one name per column of `features`."""
         if self.encoding is Encoding.NUMERIC:

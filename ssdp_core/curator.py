@@ -76,9 +76,10 @@ class Question:
 class ThresholdInstance:
     """An open AboveThreshold; its noisy threshold stays with the curator."""
 
-    def __init__(self, mechanism: AboveThreshold, label: str) -> None:
+    def __init__(self, mechanism: AboveThreshold, label: str, sequence: int) -> None:
         self._mechanism = mechanism
         self.label = label
+        self.sequence = sequence
 
     @property
     def is_open(self) -> bool:
@@ -155,8 +156,34 @@ class Curator:
         # The threshold's noise is secret state, not a release: it is re-derived after a restart
         # from the noise key, so nothing but the charge is recorded.
         self._release("open_threshold", label, charge, lambda _: {})
-        stream = self._noise.stream(_stream_label(sequence, "open_threshold", label))
-        return ThresholdInstance(AboveThreshold(epsilon=epsilon, threshold_stream=stream), label)
+        return self._threshold(sequence, label, epsilon)
+
+    def reopen_threshold(self, sequence: int, *, epsilon: float) -> ThresholdInstance:
+        """After a restart: the instance that release ``sequence`` opened, with the same noise."""
+        recorded = self._transcript.recorded(sequence)
+        if recorded is None or recorded.kind != "open_threshold":
+            raise TranscriptMismatchError(
+                f"release {sequence} of the transcript did not open a threshold"
+            )
+        return self._threshold(sequence, recorded.label, epsilon)
+
+    def fast_forward(self, num_releases: int) -> None:
+        """After a restart: takes the first releases as done, and charges what they cost."""
+        while self._next_sequence < num_releases:
+            recorded = self._transcript.recorded(self._next_sequence)
+            if recorded is None:
+                raise TranscriptMismatchError(
+                    f"the transcript has {self._next_sequence} releases, fewer than the "
+                    f"{num_releases} that this state has seen"
+                )
+            if recorded.charge is not None:
+                self.budget.charge(recorded.charge)
+            self._next_sequence += 1
+
+    @property
+    def num_releases(self) -> int:
+        """How many releases have been made or replayed."""
+        return self._next_sequence
 
     def ask(
         self,
@@ -249,6 +276,11 @@ class Curator:
             return {"mean": noisy / self.num_rows, "noise_stddev": noise_stddev}
 
         return np.asarray(self._release("measure", label, charge, draw)["mean"])
+
+    def _threshold(self, sequence: int, label: str, epsilon: float) -> ThresholdInstance:
+        stream = self._noise.stream(_stream_label(sequence, "open_threshold", label))
+        mechanism = AboveThreshold(epsilon=epsilon, threshold_stream=stream)
+        return ThresholdInstance(mechanism, label, sequence)
 
     def _question(
         self, query: LinearVectorQuery, evaluation: Evaluation, exact: ExactSum | None = None

@@ -39,6 +39,9 @@ class Features(Protocol):
     def rows(self, start: int, stop: int) -> Features:
         """A view of some rows; nothing is copied."""
 
+    def take(self, chosen: npt.NDArray[np.int64]) -> Features:
+        """A copy of the chosen rows."""
+
     def margins(self, weights: Float64) -> Float64:
         """``X @ weights``: float64 (num_rows,)."""
 
@@ -79,6 +82,10 @@ class DenseFeatures:
         view.values = self.values[start:stop]
         view._squared_norms = self._squared_norms[start:stop]
         return view
+
+    def take(self, chosen: npt.NDArray[np.int64]) -> DenseFeatures:
+        """A copy of the chosen rows."""
+        return DenseFeatures(self.values[chosen])
 
     def margins(self, weights: Float64) -> Float64:
         """``X @ weights``."""
@@ -150,6 +157,18 @@ class CsrFeatures:
         view._num_columns = self._num_columns
         view._squared_norms = self._squared_norms[start:stop]
         return view
+
+    def take(self, chosen: npt.NDArray[np.int64]) -> CsrFeatures:
+        """A copy of the chosen rows."""
+        spans = [slice(int(self.indptr[i]), int(self.indptr[i + 1])) for i in chosen]
+        data = [self.data[span] for span in spans]
+        indices = [self.indices[span] for span in spans]
+        return CsrFeatures(
+            np.concatenate([*data, self.data[:0]]),
+            np.concatenate([*indices, self.indices[:0]]),
+            np.concatenate([[0], np.cumsum([part.size for part in data], dtype=np.int64)]),
+            self.num_columns,
+        )
 
     def margins(self, weights: Float64) -> Float64:
         """``X @ weights``."""

@@ -4,7 +4,7 @@ An oracle answers "what is the gradient of each problem at these weights?". Answ
 a bounded amount; both methods are robust to that, with the error forms below (Section 4 of the
 paper). They see no data: all they do is post-processing of the oracle's answers.
 
-* :func:`projected_subgradient`, convex (kinks allowed). If every answer is within xi of the
+* :class:`SubgradientSolver`, convex (kinks allowed). If every answer is within xi of the
   gradient in
   the sense |<g~ - g, w - w'>| <= xi on the ball, the average iterate has excess risk at most
   R G'/sqrt(q) + xi, where G' = G + l2 R bounds the subgradients of the regularised objective.
@@ -12,7 +12,7 @@ paper). They see no data: all they do is post-processing of the oracle's answers
   sqrt(q)), divide by q and use convexity. (If answers are larger than G' the second term grows
   accordingly.)
 
-* :func:`inexact_gradient_method`, strongly convex and smooth. An answer within xi in l2 norm is a
+* :class:`InexactGradientSolver`, strongly convex and smooth. An answer within xi in l2 norm is a
   (upsilon, 2 lambda, mu/2) inexact oracle with upsilon = xi^2 (1/mu + 1/(2 lambda)) (Devolder
   2013). Projected steps of size 1/L~, L~ = 2 lambda, satisfy
       F(w_{t+1}) - F* <= (L~ - mu~)/2 |w_t - w*|^2 - L~/2 |w_{t+1} - w*|^2 + upsilon,
@@ -25,7 +25,7 @@ All problems move in step: one round asks about all of them, so q rounds cost q 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -112,6 +112,137 @@ class MeasuredGradients:
         ]
 
 
+class Solver(Protocol):
+    """An optimiser that can stop after any round and go on later from its state."""
+
+    problems: Sequence[LinearErm]
+    num_steps: int
+    round: int
+
+    def points(self) -> list[Float64]:
+        """Where the next gradients are needed, one point per problem."""
+
+    def advance(self, gradients: Sequence[Float64]) -> None:
+        """Takes one step with the gradients at :meth:`points`."""
+
+    def solutions(self) -> list[Float64]:
+        """The answer so far; the answer, once ``round`` has reached ``num_steps``."""
+
+    def state(self) -> dict[str, Float64]:
+        """Everything that changes, as arrays by name."""
+
+    def restore(self, state: Mapping[str, Float64]) -> None:
+        """Goes back to a saved :meth:`state`."""
+
+
+class _AveragingSolver:
+    """What both methods share: iterates, their running average, and saving both."""
+
+    def __init__(self, problems: Sequence[LinearErm], num_steps: int) -> None:
+        self.problems = problems
+        self.num_steps = _validate.integer_at_least(1, num_steps=num_steps)
+        self.round = 0
+        self._weights = [np.zeros(problem.num_weights) for problem in problems]
+        self._averages = [np.zeros(problem.num_weights) for problem in problems]
+
+    def points(self) -> list[Float64]:
+        """The current iterates."""
+        return self._weights
+
+    def solutions(self) -> list[Float64]:
+        """The averages."""
+        return self._averages
+
+    def state(self) -> dict[str, Float64]:
+        """Round number, iterates and averages."""
+        saved = {"round": np.array([float(self.round)])}
+        for j in range(len(self.problems)):
+            saved[f"weights_{j}"] = self._weights[j]
+            saved[f"average_{j}"] = self._averages[j]
+        return saved
+
+    def restore(self, state: Mapping[str, Float64]) -> None:
+        """Takes round number, iterates and averages from a saved state."""
+        self.round = int(state["round"][0])
+        for j in range(len(self.problems)):
+            self._weights[j] = np.array(state[f"weights_{j}"])
+            self._averages[j] = np.array(state[f"average_{j}"])
+
+
+class SubgradientSolver(_AveragingSolver):
+    """Averaged projected subgradient descent from 0, for convex problems."""
+
+    def __init__(self, problems: Sequence[LinearErm], *, num_steps: int) -> None:
+        super().__init__(problems, num_steps)
+        self._steps = []
+        for erm in problems:
+            radius = erm.problem.radius
+            bound = erm.lipschitz + erm.problem.l2 * radius
+            self._steps.append(radius / (bound * math.sqrt(num_steps)))
+
+    def advance(self, gradients: Sequence[Float64]) -> None:
+        """Averages the point the gradients belong to, then steps and projects."""
+        for j, erm in enumerate(self.problems):
+            self._averages[j] = self._averages[j] + self._weights[j] / self.num_steps
+            self._weights[j] = erm.project(self._weights[j] - self._steps[j] * gradients[j])
+        self.round += 1
+
+
+class InexactGradientSolver(_AveragingSolver):
+    """Projected steps of size 1/(2 lambda) with geometric averaging, from 0.
+
+    Args:
+        problems: strongly convex (l2 > 0) and smooth problems.
+        num_rows: n, for the paper's number of steps.
+        num_steps: q; by default the largest of the problems' own rules.
+    """
+
+    def __init__(
+        self, problems: Sequence[LinearErm], *, num_rows: int, num_steps: int | None = None
+    ) -> None:
+        self._smoothness = [_smoothness(erm) for erm in problems]
+        if num_steps is None:
+            num_steps = max(
+                strongly_convex_num_steps(
+                    num_rows=num_rows,
+                    smoothness=smoothness,
+                    strong_convexity=erm.strong_convexity,
+                    radius=erm.problem.radius,
+                )
+                for erm, smoothness in zip(problems, self._smoothness, strict=True)
+            )
+        super().__init__(problems, num_steps)
+        self._ratios = [
+            1.0 - (erm.strong_convexity / 2.0) / (2.0 * smoothness)
+            for erm, smoothness in zip(problems, self._smoothness, strict=True)
+        ]
+
+    def advance(self, gradients: Sequence[Float64]) -> None:
+        """Steps, projects, then averages the new point."""
+        self.round += 1
+        for j, erm in enumerate(self.problems):
+            step = 1.0 / (2.0 * self._smoothness[j])
+            self._weights[j] = erm.project(self._weights[j] - step * gradients[j])
+            # The average of w_1..w_t with weights r^-s moves by the share r^-t / sum_s r^-s, which
+            # is 1 / (1 + r + ... + r^(t-1)): no growing numbers.
+            ratio = self._ratios[j]
+            inverse_share = (1.0 - ratio**self.round) / (1.0 - ratio)
+            self._averages[j] = (
+                self._averages[j] + (self._weights[j] - self._averages[j]) / inverse_share
+            )
+
+
+def run_solver(
+    solver: Solver, oracle: GradientOracle, progress: Progress | None = None
+) -> list[Float64]:
+    """Runs a solver to its end; returns one weight vector per problem."""
+    while solver.round < solver.num_steps:
+        solver.advance(oracle.gradients(solver.problems, solver.points()))
+        if progress is not None:
+            progress(solver.round, solver.num_steps)
+    return solver.solutions()
+
+
 def projected_subgradient(
     problems: Sequence[LinearErm],
     oracle: GradientOracle,
@@ -119,23 +250,8 @@ def projected_subgradient(
     num_steps: int,
     progress: Progress | None = None,
 ) -> list[Float64]:
-    """Averaged projected subgradient descent from 0; returns one weight vector per problem."""
-    _validate.integer_at_least(1, num_steps=num_steps)
-    weights = [np.zeros(problem.num_weights) for problem in problems]
-    averages = [np.zeros(problem.num_weights) for problem in problems]
-    steps = []
-    for erm in problems:
-        radius = erm.problem.radius
-        bound = erm.lipschitz + erm.problem.l2 * radius
-        steps.append(radius / (bound * math.sqrt(num_steps)))
-    for round_number in range(num_steps):
-        gradients = oracle.gradients(problems, weights)
-        for j, erm in enumerate(problems):
-            averages[j] += weights[j] / num_steps
-            weights[j] = erm.project(weights[j] - steps[j] * gradients[j])
-        if progress is not None:
-            progress(round_number + 1, num_steps)
-    return averages
+    """Runs :class:`SubgradientSolver`."""
+    return run_solver(SubgradientSolver(problems, num_steps=num_steps), oracle, progress)
 
 
 def inexact_gradient_method(
@@ -146,45 +262,9 @@ def inexact_gradient_method(
     num_steps: int | None = None,
     progress: Progress | None = None,
 ) -> list[Float64]:
-    """Projected gradient steps of size 1/(2 lambda) with geometric averaging, from 0.
-
-    Args:
-        problems: strongly convex (l2 > 0) and smooth problems.
-        oracle: gradients within a bounded l2 error.
-        num_rows: n, for the paper's number of steps.
-        num_steps: q; by default the largest of the problems' own rules.
-        progress: called after every round.
-    """
-    smoothness = [_smoothness(erm) for erm in problems]
-    if num_steps is None:
-        num_steps = max(
-            strongly_convex_num_steps(
-                num_rows=num_rows,
-                smoothness=lam,
-                strong_convexity=erm.strong_convexity,
-                radius=erm.problem.radius,
-            )
-            for erm, lam in zip(problems, smoothness, strict=True)
-        )
-    _validate.integer_at_least(1, num_steps=num_steps)
-    weights = [np.zeros(problem.num_weights) for problem in problems]
-    averages = [np.zeros(problem.num_weights) for problem in problems]
-    # The average over t of w_t with weights r^-t is a_t = a_{t-1} + share_t (w_t - a_{t-1}) with
-    # share_t = r^-t / sum_{s<=t} r^-s = 1 / (1 + r + ... + r^(t-1)): no growing numbers.
-    ratios = [
-        1.0 - (erm.strong_convexity / 2.0) / (2.0 * lam)
-        for erm, lam in zip(problems, smoothness, strict=True)
-    ]
-    inverse_shares = [0.0 for _ in problems]
-    for round_number in range(num_steps):
-        gradients = oracle.gradients(problems, weights)
-        for j, erm in enumerate(problems):
-            weights[j] = erm.project(weights[j] - gradients[j] / (2.0 * smoothness[j]))
-            inverse_shares[j] = 1.0 + ratios[j] * inverse_shares[j]
-            averages[j] += (weights[j] - averages[j]) / inverse_shares[j]
-        if progress is not None:
-            progress(round_number + 1, num_steps)
-    return averages
+    """Runs :class:`InexactGradientSolver`."""
+    solver = InexactGradientSolver(problems, num_rows=num_rows, num_steps=num_steps)
+    return run_solver(solver, oracle, progress)
 
 
 def _smoothness(erm: LinearErm) -> float:

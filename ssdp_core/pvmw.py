@@ -24,7 +24,7 @@ exactly zero (probability about 2^-30) is replaced by one lattice step, to divid
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,6 +80,23 @@ class PrivateVectorAnswerer:
         self._tight_charges = tight_charges
         self._threshold: ThresholdInstance | None = None
         self.num_updates = 0
+
+    def state(self) -> dict[str, int]:
+        """What a restarted run needs besides beliefs and transcript: counts, no secrets."""
+        return {
+            "num_updates": self.num_updates,
+            "num_releases": self._curator.num_releases,
+            "threshold_sequence": -1 if self._threshold is None else self._threshold.sequence,
+        }
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Goes on from a saved :meth:`state`; the curator's transcript must hold its releases."""
+        self._curator.fast_forward(state["num_releases"])
+        self.num_updates = state["num_updates"]
+        if state["threshold_sequence"] >= 0:
+            self._threshold = self._curator.reopen_threshold(
+                state["threshold_sequence"], epsilon=self._parameters.epsilon_prime
+            )
 
     def answer(self, query: LinearVectorQuery) -> Answer:
         """Answers one query; raises OutOfUpdatesError (the paper's FAIL) if updates ran out."""

@@ -37,8 +37,9 @@ def test_core_imports_mathematics_only(project_root):
 def test_importing_the_core_loads_no_beam_arrow_or_cloud_code():
     code = (
         "import sys, ssdp_core; "
-        "bad = [m for m in sys.modules if m.split('.')[0] in "
-        f"{FORBIDDEN_IN_CORE!r}]; sys.exit(str(bad) if bad else 0)"
+        # Namespace packages put an empty 'google' into every interpreter; storage is the real one.
+        "bad = {'apache_beam', 'pyarrow', 'google.cloud.storage', 'pipeline', 'pandas'} "
+        "& set(sys.modules); sys.exit(str(bad) if bad else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

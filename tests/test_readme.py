@@ -35,3 +35,13 @@ def test_the_test_block_is_one_line_that_installs_and_tests(project_root):
     (test,) = [content for heading, content in blocks if heading == "Test"]
     assert "\n" not in test
     assert re.search(r"pip install .*\[test\].*pytest", test)
+
+
+def test_the_specification_in_the_readme_is_valid(project_root):
+    blocks = fenced_blocks((project_root / "README.md").read_text())
+    (text,) = [content for _, content in blocks if content.startswith("[data]")]
+    from pipeline.spec import parse_spec
+
+    spec = parse_spec(text)
+    assert spec.domain().num_codes == 8
+    assert parse_spec(spec.to_toml()) == spec
