@@ -12,6 +12,7 @@ which do not.
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -111,9 +112,14 @@ def belief_path(folder: str, version: int, block: str) -> str:
     return storage.join(folder, f"u{version}", f"{block}.block")
 
 
+@functools.lru_cache(maxsize=4)  # almost all blocks have the same number of rows
+def _uniform(num_rows: int, num_codes: int) -> Float32:
+    return belief_math.uniform_beliefs(num_rows, num_codes)
+
+
 def _load_beliefs(request: PassRequest, block: PublicBlock, version: int) -> Float32:
     if version == 0:
-        return belief_math.uniform_beliefs(block.num_rows, request.num_codes)
+        return _uniform(block.num_rows, request.num_codes)
     path = belief_path(request.belief_folder, version, block.name)
     loaded: Float32 = dataset.load_file(path, lambda data: unpack(data)[0]["beliefs"])
     return loaded
