@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline import tables
+from pipeline import storage, tables
 from pipeline.encode import EncoderPlan
 from pipeline.models import Model, read_models
 from pipeline.run_directory import RunDirectory
 from pipeline.spec import Spec, load_spec
+from ssdp_core.columns import Value
 from ssdp_core.domain import PrivateDomain, PrivateFeatures
 from ssdp_core.losses import MultinomialLoss
 from ssdp_core.problems import PrivateTarget, Problem
@@ -59,18 +64,16 @@ class Predictor:
         import pyarrow as pa
         import pyarrow.parquet as parquet
 
+        if os.path.abspath(out) in map(os.path.abspath, tables.find_files([table])):
+            raise tables.TableError(f"--out must not be the table itself, got {out}")
+        blocks = self._blocks(table, with_targets=False)
+        batches = (pa.table(self._scores(arrays)) for arrays in blocks)
+        first = next(batches)  # a table without rows has been refused
         rows = 0
-        writer = None
-        try:
-            for arrays in self._blocks(table, with_targets=False):
-                columns = self._scores(arrays)
-                batch = pa.table(columns)
-                writer = writer or parquet.ParquetWriter(out, batch.schema)
+        with _new_file(out) as file, parquet.ParquetWriter(file, first.schema) as writer:
+            for batch in itertools.chain([first], batches):
                 writer.write_table(batch)
                 rows += batch.num_rows
-        finally:
-            if writer is not None:
-                writer.close()
         return rows
 
     def evaluate(self, table: str) -> list[Score]:
@@ -115,8 +118,11 @@ class Predictor:
 
     def _plain(self, table: str, columns: list[str]) -> Iterator[dict[str, npt.NDArray[Any]]]:
         files = tables.open_table([table], columns)
+        numbers = tables.csv_numbers(self.spec)
+        texts = {p.column: _texts(p.values) for p in self._plan.columns if p.type == "string"}
+        texts.update(tables.csv_texts(self.spec))
         for task in tables.tasks_of(files, _BLOCK_ROWS):
-            for _, arrays in tables.read_blocks(task, columns, _BLOCK_ROWS):
+            for _, arrays in tables.read_blocks(task, columns, _BLOCK_ROWS, numbers, texts):
                 yield arrays
 
     def _with_placeholders(
@@ -130,10 +136,10 @@ class Predictor:
             yield arrays
 
     def _margins(self, model: Model, features: Any, codes: npt.NDArray[np.int32]) -> Float64:
-        private = self._private[model.name].matrix
+        private = self._private[model.name]
         outputs = [
             features.margins(np.ascontiguousarray(w[: model.num_public]))
-            + (private @ w[model.num_public :])[codes]
+            + private.apply(w[model.num_public :])[codes]
             for w in model.weights
         ]
         return np.stack(outputs, axis=1) if len(outputs) > 1 else outputs[0]
@@ -162,9 +168,37 @@ class Predictor:
         if isinstance(problem.target, PrivateTarget):
             values = problem.target.values[codes]
         else:
-            values = arrays[problem.target.column].astype(np.float64)
+            name = problem.target.column
+            values = tables.target_column(arrays[name], name, problem.loss)
         kind = np.int64 if isinstance(problem.loss, MultinomialLoss) else np.float64
         return values.astype(kind)
+
+
+@contextlib.contextmanager
+def _new_file(path: str) -> Iterator[Any]:
+    """A file to write to, which has its name only when it is complete."""
+    if storage.is_remote(path):
+        from apache_beam.io.filesystems import FileSystems
+
+        with storage.explained("write", path):
+            file = FileSystems.create(path, compression_type="uncompressed")
+        with file:
+            yield file
+        return
+    temporary = storage.join(storage.parent(path), f"{storage.TEMPORARY_PREFIX}{uuid.uuid4().hex}")
+    with storage.explained("write", path):
+        try:
+            with open(temporary, "xb") as file:
+                yield file
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error is the one to report
+                os.unlink(temporary)
+            raise
+
+
+def _texts(values: tuple[Value, ...] | None) -> list[str]:
+    return [value for value in values or () if isinstance(value, str)]
 
 
 def _is_classification(problem: Problem) -> bool:

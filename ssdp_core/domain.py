@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,49 +36,53 @@ _MAX_EXACT_PAIRS = 2_000  # from_matrix compares all pairs up to this many codes
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class PrivateFeatures:
-    """The private part of a row's features, for every private code.
+    """The private part E_y of a row's features, for every private code y.
 
-    Build it with `PrivateDomain.private_features` or `from_matrix`, which know sound bounds.
+    Build it with `PrivateDomain.private_features` or `from_matrix`, which know sound bounds. Every
+    sensitive column gives a code one entry that is not zero, so E is kept as positions and entries:
+    10,000 codes of one one-hot column take 120 kB and not 800 MB.
 
     Attributes:
-        matrix: Row y is the feature vector E_y of code y; float64, shape (num_codes, d_priv), read
-            only. d_priv is 0 when only targets are private.
-        names: One name per column of ``matrix``.
+        positions: Features that code y sets, int32 (num_codes, entries per code), read only.
+        entries: Their values, float64 of the same shape, read only.
+        names: One name per feature; none when only targets are private.
         inner_min: Lower bound on <E_y, E_y'> over all pairs of codes y != y'.
         inner_max: Upper bound on <E_y, E_y'> over all pairs of codes y != y'.
-        max_norm: Largest l2 norm of a row. Like the bounds, it is correct up to float64 rounding.
+        max_norm: Largest l2 norm of E_y. Like the bounds, it is correct up to float64 rounding.
     """
 
-    matrix: npt.NDArray[np.float64]
+    positions: npt.NDArray[np.int32]
+    entries: npt.NDArray[np.float64]
     names: tuple[str, ...]
     inner_min: float
     inner_max: float
     max_norm: float = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        matrix = _validate.public_array(2, matrix=self.matrix)
-        if matrix.flags.writeable:
-            matrix = matrix.copy()  # the caller's array stays writeable
-            matrix.setflags(write=False)
-        if matrix.shape[0] < 2 or matrix.shape[1] != len(self.names):
+        positions = _read_only(np.array(self.positions, dtype=np.int32))
+        entries = _read_only(_validate.public_array(2, entries=self.entries).copy())
+        if entries.shape[0] < 2 or positions.shape != entries.shape:
             raise ValueError(
-                "matrix must have one row per code, at least 2, and one column per name, got shape "
-                f"{matrix.shape} and {len(self.names)} names"
+                "entries and positions must have one row per code, at least 2, and one shape, got "
+                f"{entries.shape} and {positions.shape}"
             )
-        squared = _max_squared_norm(matrix)
+        if positions.size and not 0 <= positions.min() <= positions.max() < len(self.names):
+            raise ValueError(f"positions must lie in 0..{len(self.names) - 1}")
+        squared = float(np.einsum("ij,ij->i", entries, entries).max(initial=0.0))
         slack = 1e-9 * squared
         if not -squared - slack <= self.inner_min <= self.inner_max <= squared + slack < math.inf:
             raise ValueError(
                 "inner_min and inner_max must be ordered and within the largest squared norm of a "
                 f"row, {squared!r}, got {self.inner_min!r} and {self.inner_max!r}"
             )
-        object.__setattr__(self, "matrix", matrix)
+        object.__setattr__(self, "positions", positions)
+        object.__setattr__(self, "entries", entries)
         object.__setattr__(self, "names", tuple(self.names))
         object.__setattr__(self, "max_norm", math.sqrt(squared))
 
     @classmethod
     def from_matrix(cls, matrix: npt.ArrayLike) -> PrivateFeatures:
-        """Builds the features of an arbitrary encoding, of shape (num_codes, d_priv).
+        """Builds the features of an arbitrary encoding, of shape (num_codes, num_features).
 
         The bounds are exact up to 2,000 codes. Above that they follow from Cauchy-Schwarz, with 0
         as the lower bound when no entry is negative. The names are ``private_0``, ``private_1``...
@@ -88,10 +93,47 @@ class PrivateFeatures:
             products = (array @ array.T)[~np.eye(num_codes, dtype=bool)]
             inner_min, inner_max = float(products.min()), float(products.max())
         else:
-            inner_max = _max_squared_norm(array)
+            inner_max = float(np.einsum("ij,ij->i", array, array).max(initial=0.0))
             inner_min = 0.0 if (array >= 0).all() else -inner_max
-        names = tuple(f"private_{j}" for j in range(num_features))
-        return cls(matrix=array, names=names, inner_min=inner_min, inner_max=inner_max)
+        return cls(
+            positions=np.tile(np.arange(num_features, dtype=np.int32), (num_codes, 1)),
+            entries=array,
+            names=tuple(f"private_{j}" for j in range(num_features)),
+            inner_min=inner_min,
+            inner_max=inner_max,
+        )
+
+    @property
+    def num_codes(self) -> int:
+        """Size k of the private domain."""
+        return int(self.entries.shape[0])
+
+    @property
+    def num_features(self) -> int:
+        """Length of E_y."""
+        return len(self.names)
+
+    @property
+    def matrix(self) -> npt.NDArray[np.float64]:
+        """E as a dense matrix, float64 (num_codes, num_features), built on every call."""
+        dense = np.zeros((self.num_codes, self.num_features))
+        np.add.at(dense, (np.arange(self.num_codes)[:, None], self.positions), self.entries)
+        return dense
+
+    def apply(self, vector: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """E @ vector, float64 (num_codes,); NumPy's own sums, so the same bits on any thread."""
+        return np.asarray((self.entries * vector[self.positions]).sum(axis=1))
+
+    def pull_back(self, per_code: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """E.T @ per_code, float64 (num_features,), codes in order."""
+        weights = (self.entries * per_code[:, None]).reshape(-1)
+        sums = np.bincount(self.positions.reshape(-1), weights, minlength=self.num_features)
+        return sums.astype(np.float64)
+
+
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array.setflags(write=False)
+    return array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -206,9 +248,16 @@ class PrivateDomain:
         """
         excluded = [self._column(name) for name in exclude]
         used = [c for c in self.columns if c.role is not Role.TARGET and c not in excluded]
-        pieces = [column.features()[self.column_codes(column.name)] for column in used]
-        matrix = np.concatenate([np.zeros((self.num_codes, 0)), *pieces], axis=1)
-        matrix.setflags(write=False)
+        positions = np.zeros((self.num_codes, len(used)), dtype=np.int32)
+        entries = np.zeros((self.num_codes, len(used)))
+        width = 0
+        for j, column in enumerate(used):
+            indices = self.column_codes(column.name)
+            if column.encoding is Encoding.ONE_HOT:
+                positions[:, j], entries[:, j] = width + indices, column.scale
+            else:
+                positions[:, j], entries[:, j] = width, column.features()[indices, 0]
+            width += len(column.feature_names())
         # Two codes differ when at least one column does, and columns vary independently. So the
         # largest product has one column at two different values and the others at their largest
         # value twice; a column without features differs at no cost. The smallest product is 0
@@ -216,7 +265,8 @@ class PrivateDomain:
         all_largest = sum(column.scale * column.scale for column in used)
         cost = min(map(_cost_of_differing, used)) if len(used) == len(self.columns) else 0.0
         return PrivateFeatures(
-            matrix=matrix,
+            positions=positions,
+            entries=entries,
             names=tuple(name for column in used for name in column.feature_names()),
             inner_min=0.0,
             inner_max=all_largest - cost,
@@ -244,7 +294,3 @@ def _cost_of_differing(column: Column) -> float:
     if column.encoding is Encoding.ONE_HOT:
         return largest
     return largest - column.scale * float(np.sort(column.features()[:, 0])[-2])
-
-
-def _max_squared_norm(matrix: npt.NDArray[np.float64]) -> float:
-    return float(np.einsum("ij,ij->i", matrix, matrix).max(initial=0.0))

@@ -26,7 +26,7 @@ def margins(
     columns = []
     for vector in matrix:
         public = rows.features.margins(np.ascontiguousarray(vector[: erm.num_public]))
-        columns.append(public + (erm.private_features.matrix @ vector[erm.num_public :])[codes])
+        columns.append(public + erm.private_features.apply(vector[erm.num_public :])[codes])
     return np.stack(columns, axis=1) if erm.num_outputs > 1 else columns[0]
 
 
@@ -62,10 +62,8 @@ def gradient(
     for column in scores.T:
         public = np.zeros(erm.num_public)
         rows.features.accumulate(np.ascontiguousarray(column), public)
-        per_code = np.bincount(
-            codes, weights=column, minlength=erm.private_features.matrix.shape[0]
-        )
-        parts += [public, per_code @ erm.private_features.matrix]
+        per_code = np.bincount(codes, weights=column, minlength=erm.private_features.num_codes)
+        parts += [public, erm.private_features.pull_back(per_code.astype(np.float64))]
     return np.concatenate(parts) / rows.num_rows + erm.problem.l2 * weights
 
 

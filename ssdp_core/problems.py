@@ -21,7 +21,7 @@ from ssdp_core.domain import PrivateFeatures
 from ssdp_core.features import PublicRows
 from ssdp_core.losses import Loss, MarginLoss
 from ssdp_core.queries.class_grid import ClassGrid
-from ssdp_core.queries.gradient import GradientQuery, apply_private
+from ssdp_core.queries.gradient import GradientQuery
 from ssdp_core.queries.margin_grid import MarginGrid
 
 Float64 = npt.NDArray[np.float64]
@@ -82,11 +82,11 @@ class LinearErm:
         self.num_public = num_public
         self.private_features = private_features
         self.num_outputs = problem.loss.num_outputs
-        self.num_weights = self.num_outputs * (num_public + private_features.matrix.shape[1])
+        self.num_weights = self.num_outputs * (num_public + private_features.num_features)
         if self.num_weights == 0:
             raise ValueError(f"problem {problem.name!r} has no features, public or private")
         if isinstance(problem.target, PrivateTarget):
-            _check_private_target(problem, problem.target, private_features.matrix.shape[0])
+            _check_private_target(problem, problem.target, private_features.num_codes)
         self.full_feature_norm = math.hypot(feature_norm, private_features.max_norm) * _ROUND_UP
         if self.full_feature_norm == 0.0:
             raise ValueError(f"problem {problem.name!r}: all features are zero")
@@ -155,7 +155,8 @@ class LinearErm:
 
     def _grid(self, matrix: Float64) -> MarginGrid | ClassGrid:
         target = self.problem.target
-        offsets = apply_private(self.private_features.matrix, matrix[:, self.num_public :])
+        private_weights = matrix[:, self.num_public :]
+        offsets = np.stack([self.private_features.apply(w) for w in private_weights], axis=1)
         column = target.column if isinstance(target, PublicTarget) else None
         values = target.values if isinstance(target, PrivateTarget) else None
         if isinstance(self.problem.loss, MarginLoss):

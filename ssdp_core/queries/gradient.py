@@ -93,8 +93,7 @@ class GradientQuery:
         self._private = private_features
         self._grid = grid
         self._scale = 1.0 / lipschitz
-        num_private = private_features.matrix.shape[1]
-        self._num_public = weights.shape[1] - num_private
+        self._num_public = weights.shape[1] - private_features.num_features
         self._public_weights = weights[:, : self._num_public]
 
     @property
@@ -105,7 +104,7 @@ class GradientQuery:
     @property
     def num_codes(self) -> int:
         """Size k of the private domain."""
-        return int(self._private.matrix.shape[0])
+        return self._private.num_codes
 
     @property
     def norm_bound(self) -> float:
@@ -139,10 +138,9 @@ class GradientQuery:
                     margins, tile_targets, beliefs[start:stop], average.per_code
                 )
                 average.add_rows(tile, scores)
-        matrix = self._private.matrix
         return BlockEvaluation(
-            data_sum=None if data is None else data.total(matrix, self._scale),
-            belief_sum=None if average is None else average.total(matrix, self._scale),
+            data_sum=None if data is None else data.total(self._private, self._scale),
+            belief_sum=None if average is None else average.total(self._private, self._scale),
             row_sensitivity=widen_sensitivity(math.sqrt(squared_distance) * self._scale, 1.0),
         )
 
@@ -152,7 +150,8 @@ class GradientQuery:
         targets = self._grid.row_targets(rows)
         parts = direction.reshape(self._weights.shape)
         public_part = parts[:, : self._num_public]
-        code_products = apply_private(self._private.matrix, parts[:, self._num_public :])
+        private_part = parts[:, self._num_public :]
+        code_products = np.stack([self._private.apply(v) for v in private_part], axis=1)
         for start, stop in self._tiles(rows):
             tile = features.rows(start, stop)
             products = self._grid.inner_products(
@@ -201,17 +200,11 @@ class _Sums:
             public = self._values[output, : features.num_columns]
             features.accumulate(np.ascontiguousarray(scores[:, output]), public)
 
-    def total(self, private_matrix: Float64, scale: float) -> Float64:
+    def total(self, private_features: PrivateFeatures, scale: float) -> Float64:
         """[X^T s ; E^T (sums per code)] * scale, output by output."""
-        num_private = private_matrix.shape[1]
+        num_private = private_features.num_features
         if num_private:
             for output, sums in enumerate(self.per_code.T):
-                private = (private_matrix * sums[:, None]).sum(axis=0)
-                self._values[output, -num_private:] = private
+                self._values[output, -num_private:] = private_features.pull_back(sums)
         self._values *= scale
         return self._values.reshape(-1)
-
-
-def apply_private(matrix: Float64, vectors: Float64) -> Float64:
-    """E @ vectors.T, float64 (k, outputs), by NumPy's own sums: the same bits on any thread."""
-    return np.stack([(matrix * vector).sum(axis=1) for vector in vectors], axis=1)

@@ -575,25 +575,61 @@ def test_features_cannot_be_changed():
     assert features.matrix[0, 0] == 1.0
     for unchangeable in (features, domain_of(sex()).private_features()):
         with pytest.raises(ValueError, match="read-only"):
-            unchangeable.matrix[0, 0] = 2.0
+            unchangeable.entries[0, 0] = 2.0
+        with pytest.raises(ValueError, match="read-only"):
+            unchangeable.positions[0, 0] = 1
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"names": ("a",)}, r"one column per name, got shape \(2, 2\) and 1 names"),
-        ({"matrix": np.ones((1, 2))}, r"one row per code, at least 2, .* got shape \(1, 2\)"),
-        ({"matrix": np.full((2, 2), np.nan)}, "matrix must hold finite numbers only"),
+        ({"names": ("a",)}, r"positions must lie in 0\.\.0"),
+        ({"entries": np.ones((1, 1))}, r"one row per code, at least 2, .* got \(1, 1\)"),
+        ({"entries": np.full((2, 1), np.nan)}, "entries must hold finite numbers only"),
         ({"inner_min": 0.5, "inner_max": 0.4}, "inner_min and inner_max must be ordered"),
         ({"inner_min": -1.1}, "within the largest squared norm"),
         ({"inner_max": 1.1}, "within the largest squared norm"),
         ({"inner_max": math.nan}, "within the largest squared norm"),
-        ({"matrix": np.full((2, 2), 1e200)}, "within the largest squared norm"),
+        ({"entries": np.full((2, 1), 1e200)}, "within the largest squared norm"),
     ],
     ids=str,
 )
 def test_bad_features_are_refused(changes, message):
-    valid = {"matrix": np.eye(2), "names": ("a", "b"), "inner_min": 0.0, "inner_max": 0.0}
+    valid = {
+        "positions": np.array([[0], [1]]),
+        "entries": np.ones((2, 1)),
+        "names": ("a", "b"),
+        "inner_min": 0.0,
+        "inner_max": 0.0,
+    }
     assert PrivateFeatures(**valid).max_norm == 1
     with pytest.raises(ValueError, match=message):
         PrivateFeatures(**{**valid, **changes})
+
+
+def test_ten_thousand_codes_of_one_column_take_little_memory():
+    domain = domain_of(CategoricalColumn(name="c", values=tuple(range(10_000))))
+    features = domain.private_features()
+    assert features.entries.nbytes + features.positions.nbytes < 200_000
+    vector = np.arange(10_000.0)
+    assert np.array_equal(features.apply(vector), vector)
+    assert np.array_equal(features.pull_back(vector), vector)
+    assert (features.inner_min, features.inner_max, features.max_norm) == (0.0, 0.0, 1.0)
+
+
+@quick
+@given(seed=st.integers(0, 1000))
+def test_apply_and_pull_back_are_products_with_the_matrix(seed):
+    rng = np.random.default_rng(seed)
+    mixed = domain_of(
+        sex(),
+        CategoricalColumn(name="n", values=(1, 2, 5), encoding=Encoding.NUMERIC, scale=0.3),
+        BinnedColumn(name="b", edges=(0.0, 1.0, 2.0, 4.0), scale=0.7),
+    ).private_features()
+    for features in (mixed, PrivateFeatures.from_matrix(rng.normal(size=(6, 3)))):
+        vector = rng.normal(size=features.num_features)
+        per_code = rng.normal(size=features.num_codes)
+        np.testing.assert_allclose(features.apply(vector), features.matrix @ vector, atol=1e-13)
+        np.testing.assert_allclose(
+            features.pull_back(per_code), per_code @ features.matrix, atol=1e-13
+        )
