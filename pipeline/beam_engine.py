@@ -7,6 +7,7 @@ written once; a resumed run sets ``belief_version`` back to the one it knows.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,17 +35,25 @@ class BeamEngine:
         manifest: of the prepared dataset.
         prepared_folder: where its blocks lie.
         work_folder: for requests, results and beliefs of this run.
+        run_id: unique to the run, the same after a resume.
     """
 
     def __init__(
-        self, launcher: Launcher, manifest: Manifest, prepared_folder: str, work_folder: str
+        self,
+        launcher: Launcher,
+        manifest: Manifest,
+        prepared_folder: str,
+        work_folder: str,
+        *,
+        run_id: str,
     ) -> None:
         self._launcher = launcher
         self._manifest = manifest
         self._public = passes.public_blocks(prepared_folder, manifest.blocks)
         self._private = passes.private_blocks(prepared_folder, manifest.blocks)
-        self._pass_folder = storage.join(work_folder, "passes")
-        self._belief_folder = storage.join(work_folder, "beliefs")
+        # Workers may outlive this driver and cache by name: no name is ever used twice.
+        self._pass_folder = storage.join(work_folder, "passes", secrets.token_hex(8))
+        self._belief_folder = storage.join(work_folder, "beliefs", run_id)
         self._pending: passes.Update | None = None
         self._belief_version = 0
         self.num_passes = 0

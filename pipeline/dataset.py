@@ -5,11 +5,13 @@ Layout of a prepared folder:
     manifest.json               counts, checksums, schema, encoder; written last
     public/<block>.block        features and public columns
     private/<block>.block       codes (folder and files readable by the owner only)
+    private/salt                secret key of every hash that depends on private data
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import os
 import threading
@@ -31,12 +33,12 @@ DEFAULT_CACHE_BYTES = 512 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class BlockRecord:
-    """One block of the manifest."""
+    """One block of the manifest; ``private_hash`` is keyed with the dataset's salt."""
 
     name: str
     num_rows: int
     public_sha256: str
-    private_sha256: str
+    private_hash: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,23 +105,51 @@ def private_path(folder: str, name: str) -> str:
 
 
 def sha256(data: bytes) -> str:
-    """Hex digest of a block."""
+    """Hex digest of a public block."""
     return hashlib.sha256(data).hexdigest()
+
+
+def salt_path(folder: str) -> str:
+    """The file with the dataset's salt: as private as the codes."""
+    return storage.join(folder, "private", "salt")
+
+
+def read_salt(folder: str) -> bytes:
+    """The dataset's salt."""
+    return storage.read_bytes(salt_path(folder))
+
+
+def keyed_hash(salt: bytes, data: bytes) -> str:
+    """Hex digest of private data that nobody can compute without the dataset's salt.
+
+    Manifest, journal and Beam graph are public. A plain hash of private data in them would let
+    anyone who knows all but one value try every candidate for it.
+    """
+    return hmac.new(salt, data, hashlib.sha256).hexdigest()
 
 
 def load_public(path: str, checksum: str) -> PublicRows:
     """The public part of a block, verified, from the cache if it is there."""
-    return _CACHE.get(path, lambda: unpack_public(_verified(path, checksum)))
+    return _CACHE.get(path, checksum, lambda: unpack_public(_verified(path, checksum, sha256)))
 
 
-def load_codes(path: str, checksum: str) -> npt.NDArray[np.int32]:
-    """PRIVATE. The codes of a block, verified."""
-    return _CACHE.get(path, lambda: unpack(_verified(path, checksum))[0]["codes"])
+def load_codes(path: str, checksum: str, num_rows: int, num_codes: int) -> npt.NDArray[np.int32]:
+    """PRIVATE. The codes of a block, verified, and checked to fit what is computed with them."""
+
+    def load() -> npt.NDArray[np.int32]:
+        salt = read_salt(storage.parent(storage.parent(path)))
+        codes = unpack(_verified(path, checksum, lambda data: keyed_hash(salt, data)))[0]["codes"]
+        # Compiled loops use codes as positions without checks of their own.
+        if codes.size != num_rows or codes.min() < 0 or codes.max() >= num_codes:
+            raise BlockError(f"{path} does not fit its manifest: delete the prepared folder")
+        return codes
+
+    return _CACHE.get(path, checksum, load)
 
 
 def load_file(path: str, decode: Callable[[bytes], Any]) -> Any:
-    """Any write-once file through the same cache."""
-    return _CACHE.get(path, lambda: decode(storage.read_bytes(path)))
+    """A file whose name is used once ever (a run's own id is part of it), through the cache."""
+    return _CACHE.get(path, "", lambda: decode(storage.read_bytes(path)))
 
 
 def forget(path: str) -> None:
@@ -127,9 +157,9 @@ def forget(path: str) -> None:
     _CACHE.forget(path)
 
 
-def _verified(path: str, checksum: str) -> bytes:
+def _verified(path: str, checksum: str, hash_of: Callable[[bytes], str]) -> bytes:
     data = storage.read_bytes(path)
-    if sha256(data) != checksum:
+    if hash_of(data) != checksum:
         raise BlockError(
             f"{path} is damaged: its checksum differs from the manifest's; delete the prepared "
             "folder and run again"
@@ -145,26 +175,29 @@ class _BlockCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: OrderedDict[str, tuple[Any, int]] = OrderedDict()
+        self._entries: OrderedDict[str, tuple[Any, int, str]] = OrderedDict()
         self._bytes = 0
         self.num_loads = 0
 
-    def get(self, path: str, load: Callable[[], Any]) -> Any:
+    def get(self, path: str, checksum: str, load: Callable[[], Any]) -> Any:
         with self._lock:
-            if path in self._entries:
+            held = self._entries.get(path)
+            # A folder may have been prepared again: only the content that was asked for counts.
+            if held is not None and held[2] == checksum:
                 self._entries.move_to_end(path)
-                return self._entries[path][0]
+                return held[0]
         value = load()  # outside the lock: two threads may load two files at once
         size = _size_of(value)
         limit = int(os.environ.get("SSDP_CACHE_BYTES", DEFAULT_CACHE_BYTES))
         with self._lock:
             self.num_loads += 1
-            if path not in self._entries and size <= limit:
-                self._entries[path] = (value, size)
+            if path in self._entries:
+                self._bytes -= self._entries.pop(path)[1]
+            if size <= limit:
+                self._entries[path] = (value, size, checksum)
                 self._bytes += size
             while self._bytes > limit:
-                _, (_, dropped) = self._entries.popitem(last=False)
-                self._bytes -= dropped
+                self._bytes -= self._entries.popitem(last=False)[1][1]
         return value
 
     def forget(self, path: str) -> None:

@@ -29,7 +29,7 @@ from ssdp_core.domain import PrivateFeatures
 from ssdp_core.features import DenseFeatures, PublicRows
 from ssdp_core.problems import LinearErm
 
-_ROUNDS = 25
+_ROUNDS = 15
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,9 @@ def _whole_table(
         path = dataset.public_path(prepared, record.name)
         blocks.append(dataset.load_public(path, record.public_sha256))
         private = dataset.private_path(prepared, record.name)
-        codes.append(dataset.load_codes(private, record.private_sha256))
+        codes.append(
+            dataset.load_codes(private, record.private_hash, record.num_rows, manifest.num_codes)
+        )
     values = [b.features.values for b in blocks if isinstance(b.features, DenseFeatures)]
     return (
         PublicRows(

@@ -41,19 +41,19 @@ delta = 1e-6
 name = "click"
 target = "click"
 loss = "logistic"
-l2 = 0.05
+l2 = 0.1
 
 [[problem]]
 name = "install"
 target = "install"
 loss = "logistic"
-l2 = 0.05
+l2 = 0.1
 
 [[problem]]
 name = "order_value"
 target = "order_value"
 loss = "huber"
-l2 = 0.05
+l2 = 0.1
 
 [fit]
 num_steps = {num_steps}

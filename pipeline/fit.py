@@ -27,10 +27,10 @@ from pipeline.models import models_json
 from pipeline.prepare import prepare
 from pipeline.run_directory import Checkpoint, RunDirectory, RunDirectoryError, RunFacts
 from pipeline.run_lock import RunLock
-from pipeline.spec import Spec, load_spec
+from pipeline.spec import Spec, SpecError, load_spec
 from ssdp_core.accounting import ZcdpFilter, epsilon_from_rho, rho_from_epsilon
 from ssdp_core.curator import Curator
-from ssdp_core.errors import OutOfUpdatesError
+from ssdp_core.errors import BudgetExhaustedError, OutOfUpdatesError
 from ssdp_core.oracles import (
     AnsweredGradients,
     InexactGradientSolver,
@@ -101,6 +101,11 @@ def start(
 ) -> FitResult:
     """Fits a specification into a new run directory."""
     spec = load_spec(spec_path)
+    if spec.ledger.path is not None:
+        raise SpecError(
+            "[ledger] path: this version keeps no budget over several runs; remove the table, and "
+            "add up the epsilons of runs on the same rows yourself"
+        )
     directory = RunDirectory(out)
     folder = prepared_folder(spec, spec_path)
     facts = RunFacts(
@@ -109,8 +114,10 @@ def start(
         beam_options=tuple(beam_options),
         run_id=secrets.token_hex(8),
     )
-    directory.create(spec.to_toml(), facts, None if seed is not None else secrets.token_bytes(32))
+    directory.claim()
     with RunLock(out):
+        key = None if seed is not None else secrets.token_bytes(32)
+        directory.create(spec.to_toml(), facts, key)
         launcher = Launcher(beam_options)
         manifest = prepare(spec, facts.prepared, launcher, report)
         header = _header(spec, manifest, facts)
@@ -134,6 +141,7 @@ def resume(out: str, *, report: Report, watch: Watch) -> FitResult:
             journal = Journal.open(directory.journal, _header(spec, manifest, facts))
             _check_input_unchanged(spec, manifest, facts)
         if any(note.kind == "finished" for note in journal.notes()):
+            directory.finish()  # in case the run was killed just before it did
             raise RunDirectoryError(f"{out} is finished: its results are in models.json")
         return _Run(spec, manifest, directory, journal, launcher, report).go(watch)
 
@@ -145,10 +153,11 @@ def _has_journal(directory: RunDirectory) -> bool:
 
 
 def _check_input_unchanged(spec: Spec, manifest: Manifest, facts: RunFacts) -> None:
-    from pipeline.prepare import dataset_digest
+    from pipeline.prepare import dataset_digest, dataset_facts
     from pipeline.tables import find_files
 
-    if dataset_digest(spec, find_files(spec.data.path)) != manifest.digest:
+    facts_now = dataset_facts(spec, find_files(spec.data.path))
+    if dataset_digest(facts.prepared, facts_now) != manifest.digest:
         raise RunDirectoryError(
             f"the input {', '.join(spec.data.path)} has changed since the run was started: restore "
             "it and resume, or start a new fit"
@@ -161,6 +170,9 @@ def _header(spec: Spec, manifest: Manifest, facts: RunFacts) -> dict[str, Any]:
         "dataset_digest": manifest.digest,
         "run_id": facts.run_id,
         "seeded": facts.seed is not None,
+        # Another version may choose other parameters, under which the recorded noise means
+        # something else.
+        "version": __version__,
     }
 
 
@@ -202,7 +214,9 @@ class _Run:
             for problem, private in zip(self._problems, self._private_features, strict=True)
         ]
         directory.clean_passes()
-        self._engine = BeamEngine(launcher, manifest, facts.prepared, directory.work)
+        self._engine = BeamEngine(
+            launcher, manifest, facts.prepared, directory.work, run_id=facts.run_id
+        )
         self._parameters = self._choose_parameters()
         self._curator = Curator(
             self._engine,
@@ -230,7 +244,7 @@ class _Run:
                 self._solver.advance(gradients)
                 self._save()
                 watch(self._status(first_round))
-        except OutOfUpdatesError as error:
+        except (OutOfUpdatesError, BudgetExhaustedError) as error:
             message = str(error)
         return self._finish(message)
 
@@ -247,7 +261,8 @@ class _Run:
         )
         if fit.tau is not None:
             return parameters
-        floor = _NOISE_SCALES_IN_TAU * parameters.query_noise_scale
+        rows_per_unit = 1 if self._spec.data.unit is None else self._spec.data.unit.max_rows
+        floor = _NOISE_SCALES_IN_TAU * parameters.query_noise_scale * rows_per_unit
         return PvmwParameters(
             num_rows=parameters.num_rows,
             rho=parameters.rho,

@@ -70,7 +70,9 @@ def own_error(error: BaseException) -> Exception | None:
 
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, (SsdpError, ValueError)):
+        # Arrow's errors are ValueErrors that quote the value they stumbled over.
+        quotes_values = type(seen).__module__.startswith("pyarrow")
+        if isinstance(seen, (SsdpError, ValueError)) and not quotes_values:
             return seen
         seen = seen.__cause__ or seen.__context__
     return None

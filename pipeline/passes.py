@@ -49,7 +49,7 @@ class PrivateBlock(PublicBlock):
     """A block as private passes know it."""
 
     codes_path: str
-    codes_sha256: str
+    codes_hash: str
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,9 @@ class _PrivateSums(_SumBlocks):
     def _evaluate(self, request: PassRequest, block: PrivateBlock) -> list[BlockUnits]:
         rows = _public_rows(block)
         beliefs = _current_beliefs(request, block, rows)
-        codes = dataset.load_codes(block.codes_path, block.codes_sha256)
+        codes = dataset.load_codes(
+            block.codes_path, block.codes_hash, block.num_rows, request.num_codes
+        )
         return evaluate_block(request.queries, request.lattices, rows, beliefs, codes)
 
 
@@ -333,7 +335,7 @@ def private_blocks(folder: str, records: Sequence[dataset.BlockRecord]) -> list[
             dataset.public_path(folder, r.name),
             r.public_sha256,
             dataset.private_path(folder, r.name),
-            r.private_sha256,
+            r.private_hash,
         )
         for r in records
     ]

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 from pipeline import storage, tables
 from pipeline.encode import EncoderPlan
 from pipeline.models import Model, read_models
-from pipeline.run_directory import RunDirectory
+from pipeline.run_directory import RunDirectory, RunDirectoryError
 from pipeline.spec import Spec, load_spec
 from ssdp_core.columns import Value
 from ssdp_core.domain import PrivateDomain, PrivateFeatures
@@ -43,9 +44,14 @@ class Predictor:
 
     def __init__(self, directory: str) -> None:
         run = RunDirectory(directory)
-        self.models: list[Model] = read_models(run.read_json("models.json"))
+        try:
+            self.models: list[Model] = read_models(run.read_json("models.json"))
+            self._plan = EncoderPlan.from_json(run.read_json("encoder.json")["plan"])
+        except (KeyError, TypeError, ValueError):
+            raise RunDirectoryError(
+                f"models.json or encoder.json of {directory} is damaged: restore it, or fit again"
+            ) from None
         self.spec: Spec = load_spec(run.file("spec.toml"))
-        self._plan = EncoderPlan.from_json(run.read_json("encoder.json")["plan"])
         self._domain: PrivateDomain = self.spec.domain()
         self._problems: dict[str, Problem] = {
             problem.name: problem for problem in self.spec.problems(self._domain)
@@ -118,11 +124,11 @@ class Predictor:
 
     def _plain(self, table: str, columns: list[str]) -> Iterator[dict[str, npt.NDArray[Any]]]:
         files = tables.open_table([table], columns)
-        numbers = tables.csv_numbers(self.spec)
+        sensitive = tables.sensitive_columns(self.spec)
         texts = {p.column: _texts(p.values) for p in self._plan.columns if p.type == "string"}
         texts.update(tables.csv_texts(self.spec))
         for task in tables.tasks_of(files, _BLOCK_ROWS):
-            for _, arrays in tables.read_blocks(task, columns, _BLOCK_ROWS, numbers, texts):
+            for _, arrays in tables.read_blocks(task, columns, _BLOCK_ROWS, texts, sensitive):
                 yield arrays
 
     def _with_placeholders(
@@ -151,7 +157,7 @@ class Predictor:
         for model in self.models:
             margins = self._margins(model, features, codes)
             if model.loss == "logistic":
-                columns[model.name] = 1.0 / (1.0 + np.exp(-margins))
+                columns[model.name] = special.expit(margins)
             elif margins.ndim == 2:
                 shifted = np.exp(margins - margins.max(axis=1, keepdims=True))
                 probabilities = shifted / shifted.sum(axis=1, keepdims=True)

@@ -8,14 +8,14 @@
    two files per block, public and private. The manifest is written last, so a folder with a
    manifest is complete.
 
-Sensitive columns are read in the second pipeline only and leave it as codes in owner-only files.
+Sensitive columns are used in the second pipeline only and leave it as codes in owner-only files.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -24,14 +24,13 @@ import apache_beam as beam
 import numpy as np
 
 from pipeline import dataset, storage, tables
-from pipeline.blocks import pack, pack_public
+from pipeline.blocks import BlockError, pack, pack_public
 from pipeline.dataset import BlockRecord, Manifest
 from pipeline.encode import EncoderPlan, statistics_for
 from pipeline.launch import Launcher, own_error
-from pipeline.spec import Spec
+from pipeline.spec import Spec, UnitSpec
 from pipeline.tables import ReadTask, TableError
 from ssdp_core.features import PublicRows
-from ssdp_core.losses import MultinomialLoss
 from ssdp_core.problems import PublicTarget
 
 Report = Callable[[str], None]
@@ -41,18 +40,15 @@ def prepare(spec: Spec, folder: str, launcher: Launcher, report: Report) -> Mani
     """Prepares a dataset, unless ``folder`` already holds it; returns its manifest."""
     columns = (*spec.public_columns(), *spec.sensitive_columns())
     files = tables.open_table(spec.data.path, columns)
-    digest = dataset_digest(spec, [file.path for file in files])
-    existing = dataset.load_manifest(folder)
-    if existing is not None and existing.digest == digest:
+    facts = dataset_facts(spec, [file.path for file in files])
+    existing = _existing(folder, report)
+    if existing is not None and existing.digest == dataset_digest(folder, facts):
         report(f"prepared dataset {folder} is up to date: {existing.num_rows:,} rows")
         return existing
     if existing is not None:
         report(f"the input has changed: preparing {folder} again")
-    # The manifest goes first and comes last: a folder that has one is complete.
-    storage.delete(dataset.manifest_path(folder))
-    storage.delete_folder(storage.join(folder, "public"))
-    storage.delete_folder(storage.join(folder, "private"))
-    storage.make_folder(storage.join(folder, "private"), private=True)
+    _clear(folder)
+    storage.write_bytes(dataset.salt_path(folder), secrets.token_bytes(32), private=True)
 
     tasks = tables.tasks_of(files, spec.data.block_rows)
     try:
@@ -64,11 +60,13 @@ def prepare(spec: Spec, folder: str, launcher: Launcher, report: Report) -> Mani
             raise
         # Without the runner's chain of wrappers, which repeats the sentence many times.
         raise TableError(str(known).split(" [while running")[0]) from None
+    if facts != dataset_facts(spec, [file.path for file in files]):
+        raise TableError("the input has changed while it was prepared: run again when it is still")
     if not records:
         raise TableError(f"the table is empty: {files[0].path} has no rows")
     records.sort(key=lambda record: str(record["name"]))
     manifest = Manifest(
-        digest=digest,
+        digest=dataset_digest(folder, facts),
         num_rows=sum(int(record["num_rows"]) for record in records),
         num_codes=spec.domain().num_codes,
         block_rows=spec.data.block_rows,
@@ -83,7 +81,7 @@ def prepare(spec: Spec, folder: str, launcher: Launcher, report: Report) -> Mani
                 name=record["name"],
                 num_rows=record["num_rows"],
                 public_sha256=record["public_sha256"],
-                private_sha256=record["private_sha256"],
+                private_hash=record["private_hash"],
             )
             for record in records
         ),
@@ -94,15 +92,46 @@ def prepare(spec: Spec, folder: str, launcher: Launcher, report: Report) -> Mani
     return manifest
 
 
-def dataset_digest(spec: Spec, paths: list[str]) -> str:
-    """Identifies the inputs' content and everything about their preparation."""
+def _existing(folder: str, report: Report) -> Manifest | None:
+    """The manifest of an earlier preparation, if it can be used."""
+    try:
+        manifest = dataset.load_manifest(folder)
+        return manifest if storage.exists(dataset.salt_path(folder)) else None
+    except (BlockError, KeyError, TypeError, ValueError):
+        report(f"{dataset.manifest_path(folder)} cannot be used: preparing {folder} again")
+        return None
+
+
+def _clear(folder: str) -> None:
+    """Removes an earlier preparation, complete or not, but nothing else."""
+    for side in ("public", "private"):
+        for name in storage.list_files(storage.join(folder, side)):
+            if not name.endswith(".block") and (side, name) != ("private", "salt"):
+                raise TableError(
+                    f"{storage.join(folder, side, name)} is no file of a prepared dataset: choose "
+                    "another folder as [data] prepared, or move that file away"
+                )
+    # The manifest goes first and comes last: a folder that has one is complete.
+    storage.delete(dataset.manifest_path(folder))
+    storage.delete_folder(storage.join(folder, "public"))
+    storage.delete_folder(storage.join(folder, "private"))
+    storage.make_folder(storage.join(folder, "private"), private=True)
+
+
+def dataset_facts(spec: Spec, paths: list[str]) -> bytes:
+    """PRIVATE. The inputs' content (hashed) and everything about their preparation."""
     facts = {
         "format": dataset.FORMAT,
         "inputs": {path: storage.sha256_of(path) for path in paths},
         "data": repr(spec.data),
         "targets": sorted((p.target, p.loss, p.num_classes or 0) for p in spec.problem_specs),
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return json.dumps(facts, sort_keys=True).encode()
+
+
+def dataset_digest(folder: str, facts: bytes) -> str:
+    """Identifies a dataset without telling anything about it: keyed with its salt."""
+    return dataset.keyed_hash(dataset.read_salt(folder), facts)
 
 
 def _scan(spec: Spec, tasks: list[ReadTask], folder: str, launcher: Launcher) -> EncoderPlan:
@@ -116,13 +145,7 @@ def _scan(spec: Spec, tasks: list[ReadTask], folder: str, launcher: Launcher) ->
         private=True,
     )
     if spec.data.unit is not None:
-        largest = max(units.values(), default=0)
-        if largest > spec.data.unit.max_rows:
-            raise TableError(
-                f"a privacy unit of column {spec.data.unit.column!r} has {largest} rows, but "
-                f"[data.unit] max_rows is {spec.data.unit.max_rows}: raise max_rows (more noise) "
-                "or drop rows first"
-            )
+        _check_units(spec.data.unit, units)
     return EncoderPlan.fit(spec, statistics)
 
 
@@ -142,14 +165,34 @@ def _write(
     return records
 
 
-def _numeric(spec: Spec) -> list[str]:
-    """Sensitive columns whose declared values are all numbers: CSV must read them as such."""
-    return [
-        column.column
-        for column in spec.data.sensitive
-        if column.edges is not None
-        or all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in column.values or ())
-    ]
+def _count_units(entries: Any, units: Counter[str]) -> None:
+    """Counts rows per unit; the name says the type too, so that files which disagree show up."""
+    for unit, count in Counter(entries.tolist()).items():
+        if unit is None or unit != unit:
+            units["null:"] += count
+        elif isinstance(unit, (int, float)) and not isinstance(unit, bool):
+            whole = isinstance(unit, int) or unit.is_integer()
+            units[f"number:{int(unit) if whole else unit!r}"] += count
+        else:
+            units[f"{type(unit).__name__}:{unit}"] += count
+
+
+def _check_units(spec: UnitSpec, units: Counter[str]) -> None:
+    """One type in all files and no nulls, or one unit might be counted as several."""
+    kinds = {name.partition(":")[0] for name in units}
+    if "null" in kinds:
+        raise TableError(f"unit column {spec.column!r} must have no nulls: drop those rows first")
+    if len(kinds) > 1:
+        raise TableError(
+            f"unit column {spec.column!r} must have one type in all files, found "
+            f"{' and '.join(sorted(kinds))}: convert the files"
+        )
+    largest = max(units.values(), default=0)
+    if largest > spec.max_rows:
+        raise TableError(
+            f"a privacy unit of column {spec.column!r} has {largest} rows, but [data.unit] "
+            f"max_rows is {spec.max_rows}: raise max_rows (more noise) or drop rows first"
+        )
 
 
 class ScanColumns(beam.CombineFn):
@@ -164,14 +207,13 @@ class ScanColumns(beam.CombineFn):
     def add_input(self, total: tuple[Any, Counter[str]], task: ReadTask) -> Any:
         statistics, units = total
         spec = self._spec
-        for _, columns in tables.read_blocks(task, spec.public_columns(), spec.data.block_rows):
+        names = spec.public_columns()
+        texts = {name: known for name, known in tables.csv_texts(spec).items() if name in names}
+        for _, columns in tables.read_blocks(task, names, spec.data.block_rows, texts=texts):
             for name, column in statistics.items():
                 column.update(columns[name])
             if spec.data.unit is not None:
-                names, counts = np.unique(
-                    columns[spec.data.unit.column].astype(str), return_counts=True
-                )
-                units.update(dict(zip(names.tolist(), counts.tolist(), strict=True)))
+                _count_units(columns[spec.data.unit.column], units)
         return statistics, units
 
     def merge_accumulators(self, totals: Iterable[tuple[Any, Counter[str]]]) -> Any:
@@ -201,7 +243,14 @@ class WriteBlocks(beam.CombineFn):
         spec = self._spec
         columns = (*spec.public_columns(), *spec.sensitive_columns())
         domain = spec.domain()
-        for name, arrays in tables.read_blocks(task, columns, spec.data.block_rows, _numeric(spec)):
+        salt = dataset.read_salt(self._folder)
+        for name, arrays in tables.read_blocks(
+            task,
+            columns,
+            spec.data.block_rows,
+            tables.csv_texts(spec),
+            tables.sensitive_columns(spec),
+        ):
             rows = public_rows(spec, self._plan, arrays)
             codes = domain.encode(arrays)
             public, private = pack_public(rows), pack({"codes": codes})
@@ -213,7 +262,7 @@ class WriteBlocks(beam.CombineFn):
                     "name": name,
                     "num_rows": rows.num_rows,
                     "public_sha256": dataset.sha256(public),
-                    "private_sha256": dataset.sha256(private),
+                    "private_hash": dataset.keyed_hash(salt, private),
                     "feature_norm": math.sqrt(float(rows.features.squared_norms().max())),
                     "target_bounds": {
                         target: float(np.abs(rows.column(target).astype(np.float64)).max())
@@ -238,19 +287,7 @@ def public_rows(spec: Spec, plan: EncoderPlan, arrays: tables.Columns) -> Public
         if not isinstance(problem.target, PublicTarget):
             continue
         name = problem.target.column
-        column = arrays[name]
-        if column.dtype == object and all(isinstance(entry, bool) for entry in column):
-            column = column.astype(np.float64)
-        if column.dtype == object:
-            raise TableError(
-                f"target column {name!r} must hold numbers without nulls, found text or nulls"
-            )
-        if np.isnan(column).any():
-            raise TableError(f"target column {name!r} must have no nulls: drop those rows first")
-        if isinstance(problem.loss, MultinomialLoss):
-            column = column.astype(np.int32) if (column == np.rint(column)).all() else column
-        problem.loss.validate_targets(column, f"target column {name!r}")
-        targets[name] = column
+        targets[name] = tables.target_column(arrays[name], name, problem.loss)
     return PublicRows(
         num_rows=num_rows, features=plan.encode(arrays, num_rows=num_rows), columns=targets
     )

@@ -6,7 +6,9 @@ Everything shown is public or released: rounds, updates, budget, passes, speed, 
 from __future__ import annotations
 
 import json
+import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -92,7 +94,9 @@ class Progress:
             return
         now = time.monotonic()
         if self._first_round is None:
-            self._first_round = status.round - 1
+            # The first round also pays for preparation and compilation: time left counts from it.
+            self._first_round, self._started = status.round, now
+            return
         if now - self._last_line >= _SECONDS_BETWEEN_LINES and status.round < status.num_rounds:
             done = status.round - self._first_round
             left = (now - self._started) / done * (status.num_rounds - status.round)
@@ -103,4 +107,13 @@ class Progress:
 
     def _json(self, event: dict[str, object]) -> None:
         if not self._console.quiet:
-            print(json.dumps(event), file=self._console.file, flush=True)
+            print(json_line(event), file=self._console.file, flush=True)
+
+
+def json_line(event: Mapping[str, object]) -> str:
+    """An event as one line of JSON, which has no infinity."""
+    finite = {
+        name: "inf" if isinstance(value, float) and math.isinf(value) else value
+        for name, value in event.items()
+    }
+    return json.dumps(finite, allow_nan=False)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from pipeline import storage
 from pipeline.blocks import pack, unpack
+from pipeline.run_lock import LOCK_NAME
 from ssdp_core.errors import SsdpError
 from ssdp_core.noise import NoiseSource
 
@@ -73,14 +74,21 @@ class RunDirectory:
         """The journal's path."""
         return self.file("journal.jsonl")
 
-    def create(self, spec_toml: str, facts: RunFacts, noise_key: bytes | None) -> None:
-        """Starts a run in a new or empty directory."""
-        if storage.list_files(self.path):
+    def claim(self) -> None:
+        """Makes the directory of a new run; an error if it holds anything."""
+        self._require_empty()
+        storage.make_folder(self.path)
+
+    def _require_empty(self) -> None:
+        if [name for name in storage.list_files(self.path) if name != LOCK_NAME]:
             raise RunDirectoryError(
                 f"{self.path} is not empty: choose another --out, or continue the run in it with "
                 f"'ssdp resume {self.path}'"
             )
-        storage.make_folder(self.path)
+
+    def create(self, spec_toml: str, facts: RunFacts, noise_key: bytes | None) -> None:
+        """Starts a run in a claimed directory, under its lock."""
+        self._require_empty()  # again: another start may have been faster
         storage.make_folder(self.work, private=True)
         if noise_key is not None:
             storage.write_bytes(self._key_path, noise_key, private=True)

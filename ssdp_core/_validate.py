@@ -3,7 +3,7 @@
 Every function takes exactly one keyword argument, so that the message names the argument for free:
 ``positive(radius=radius)`` raises ``radius must be a positive finite number, got 0``. Only public
 configuration may be passed here, because the value is shown; checks on private data are written
-out where they happen and show nothing but a count.
+out where they happen and show nothing of it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def public_array(ndim: int, dtype: npt.DTypeLike = np.float64, **argument: Any) 
 def private_codes(codes: Any, num_rows: int, num_codes: int) -> npt.NDArray[np.int32]:
     """Returns private codes as int32 after checking their number, type and range.
 
-    The messages show how many codes are wrong, never which rows or what values.
+    The messages never show which rows are wrong, how many, or what values they hold.
     """
     array = np.asarray(codes)
     if array.ndim != 1 or array.shape[0] != num_rows:

@@ -123,6 +123,11 @@ class Curator:
         return self._engine.num_rows
 
     @property
+    def rows_per_unit(self) -> int:
+        """Largest number of rows of one privacy unit."""
+        return self._rows_per_unit
+
+    @property
     def is_private(self) -> bool:
         """False if noise is reproducible or off: every output must then say NOT PRIVATE."""
         return self._noise.is_private and math.isfinite(self.budget.rho_budget)
@@ -161,9 +166,13 @@ class Curator:
     def reopen_threshold(self, sequence: int, *, epsilon: float) -> ThresholdInstance:
         """After a restart: the instance that release ``sequence`` opened, with the same noise."""
         recorded = self._transcript.recorded(sequence)
-        if recorded is None or recorded.kind != "open_threshold":
+        if recorded is None or recorded.kind != "open_threshold" or recorded.charge is None:
             raise TranscriptMismatchError(
                 f"release {sequence} of the transcript did not open a threshold"
+            )
+        if recorded.charge.rho != pure_dp_rho(epsilon):
+            raise TranscriptMismatchError(
+                f"release {sequence} of the transcript opened a threshold for another epsilon"
             )
         return self._threshold(sequence, recorded.label, epsilon)
 

@@ -46,7 +46,7 @@ class ExactSum:
         return "ExactSum(<hidden>)"
 
     def __reduce__(self) -> tuple[object, ...]:
-        raise TypeError("an ExactSum cannot be pickled: exact sums never leave the driver")
+        raise TypeError("an ExactSum cannot be pickled: the curator's exact sums stay with it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,8 +285,10 @@ def evaluate_block(
         assert block.belief_sum is not None  # beliefs were given
         results.append(
             BlockUnits(
-                data_units=None if block.data_sum is None else lattice.round(block.data_sum),
-                belief_units=lattice.round(block.belief_sum),
+                data_units=None
+                if block.data_sum is None
+                else lattice.round_in_place(block.data_sum),
+                belief_units=lattice.round_in_place(block.belief_sum),
                 row_sensitivity=block.row_sensitivity,
             )
         )

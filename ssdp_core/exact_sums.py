@@ -68,10 +68,13 @@ class Lattice:
         return math.ldexp(1.0, self.exponent)
 
     def round(self, block_sum: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """Rounds one block's sum to the nearest lattice points, in steps.
+        """Rounds one block's sum to the nearest lattice points, in steps."""
+        return self.round_in_place(block_sum.copy())
 
-        The steps take the place of ``block_sum``, whose content is lost: at a million features
-        every copy of a sum counts.
+    def round_in_place(self, block_sum: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """The same in the memory of ``block_sum``, whose content is lost.
+
+        At a million features every copy of a sum counts.
         """
         # ldexp by a power of two is exact, so rint is the only rounding.
         np.ldexp(block_sum, -self.exponent, out=block_sum)

@@ -27,6 +27,8 @@ from ssdp_core.queries.margin_grid import MarginGrid
 Float64 = npt.NDArray[np.float64]
 
 _ROUND_UP = 1.0 + 2.0**-30
+_SMALLEST_LIPSCHITZ = 1e-60
+_LARGEST_LIPSCHITZ = 1e60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +95,13 @@ class LinearErm:
         score_bound = problem.loss.lipschitz(
             self.full_feature_norm * problem.radius * _ROUND_UP, target_bound
         )
-        # The floor keeps G positive in the degenerate case that every derivative vanishes.
-        self.lipschitz = max(score_bound * self.full_feature_norm * _ROUND_UP, 1e-300)
+        self.lipschitz = score_bound * self.full_feature_norm * _ROUND_UP
+        # Squares of anything near G must stay inside float64, or sensitivities would be lost.
+        if not _SMALLEST_LIPSCHITZ < self.lipschitz < _LARGEST_LIPSCHITZ:
+            raise ValueError(
+                f"problem {problem.name!r} has gradients of norm up to {self.lipschitz:g}: rescale "
+                "its features, radius or targets to be nearer to 1"
+            )
 
     @classmethod
     def from_rows(

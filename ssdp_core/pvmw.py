@@ -149,7 +149,8 @@ class PrivateVectorAnswerer:
         label = f"update {self.num_updates + 1}"
         measured = self._curator.measure(
             question,
-            noise_stddev=parameters.measurement_stddev,
+            # A unit of r rows has r times the sensitivity: r times the noise for the same charge.
+            noise_stddev=parameters.measurement_stddev * self._curator.rows_per_unit,
             sensitivity=question.worst_case_sensitivity,
             label=label,
             charge_rho=None

@@ -251,6 +251,8 @@ def largest_squared_distance(
         across = _pair_bound(norm, low, high, squared_private, inner_min, inner_max)
         both_low = _pair_bound(norm, low, low, squared_private, inner_min, inner_max)
         both_high = _pair_bound(norm, high, high, squared_private, inner_min, inner_max)
+        if not (across < np.inf and both_low < np.inf and both_high < np.inf):
+            return np.inf  # also for NaN, which every comparison would drop
         largest = max(largest, across)
         if max(both_low, both_high) <= largest:
             continue

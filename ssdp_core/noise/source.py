@@ -85,6 +85,7 @@ class NoiseSource:
         if len(key) != _KEY_BYTES:
             raise ValueError(f"key must be {_KEY_BYTES} bytes, got {len(key)}")
         self._key = key
+        self._used_labels: set[str] = set()
         self.is_private = is_private
 
     @classmethod
@@ -101,7 +102,14 @@ class NoiseSource:
         return cls(key, is_private=False)
 
     def stream(self, label: str) -> WordStream:
-        """The word stream of one question; ``label`` must be unique within a run."""
+        """The word stream of one question. A label is good for one stream.
+
+        Two answers with the same noise would give away the difference of their exact values, so a
+        second stream under one label is refused. (A restarted run makes a new source from its key.)
+        """
+        if label in self._used_labels:
+            raise ValueError(f"the noise stream {label!r} has been used: labels must be unique")
+        self._used_labels.add(label)
         name = label.encode()
         return WordStream(_DOMAIN + self._key + len(name).to_bytes(4, "little") + name)
 

@@ -11,6 +11,7 @@ at all in a public one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -26,17 +27,31 @@ Codes = npt.NDArray[np.int32]
 
 SENSITIVITY_RELATIVE_SLACK = 2.0**-30
 SENSITIVITY_ABSOLUTE_SLACK = 2.0**-45
+_SQUARE_SLACK = 2.0**-40
 
 
 def widen_sensitivity(l2_distance: float, norm_bound: float) -> float:
-    """Rounds a sensitivity computed in float64 up, by more than its rounding error.
+    """Rounds a distance that was computed directly up, by more than its rounding error.
 
-    Scores and norms carry relative errors of a few 2^-53 of the query's norm bound; the absolute
-    term covers them where the distance itself is tiny, the relative one where it is large.
+    Entries carry relative errors of a few 2^-53 of the query's norm bound; the absolute term covers
+    them where the distance itself is tiny, the relative one where it is large.
     """
     return (
         l2_distance * (1.0 + SENSITIVITY_RELATIVE_SLACK) + norm_bound * SENSITIVITY_ABSOLUTE_SLACK
     )
+
+
+def widen_squared_sensitivity(squared_distance: float, norm_bound: float) -> float:
+    """The root of a squared distance that was computed by subtracting squares, rounded up.
+
+    Such a square is off by a few 2^-53 of norm_bound^2 for every private feature of a code, however
+    small it is. 2^-40, eight thousand times that unit, is added before the root is taken. Anything
+    that is not finite becomes infinity, which no mechanism takes.
+    """
+    if not squared_distance < math.inf:
+        return math.inf
+    widened = squared_distance + _SQUARE_SLACK * norm_bound * norm_bound
+    return widen_sensitivity(math.sqrt(widened), norm_bound)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -117,5 +118,7 @@ class ClassGrid:
                 + 2.0 * (squared_private - inner) * largest_squared
                 + max(inner, 0.0) * squared_spread
             )
+            if not np.isfinite(bound).all():
+                return math.inf
             largest = max(largest, float(bound.max()))
         return largest

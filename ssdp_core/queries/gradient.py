@@ -16,7 +16,6 @@ Rooms: this module knows features and layout; the two *grids* know scores
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -32,7 +31,7 @@ from ssdp_core.queries.base import (
     Float64,
     Tile,
     tile_bounds,
-    widen_sensitivity,
+    widen_squared_sensitivity,
 )
 
 Targets = npt.NDArray[Any]
@@ -124,10 +123,8 @@ class GradientQuery:
             tile = features.rows(start, stop)
             tile_targets = targets[start:stop]
             margins = self._row_products(tile, self._public_weights)
-            squared_distance = max(
-                squared_distance,
-                self._grid.squared_distance(margins, tile_targets, tile.squared_norms()),
-            )
+            here = self._grid.squared_distance(margins, tile_targets, tile.squared_norms())
+            squared_distance = here if not here <= squared_distance else squared_distance
             if codes is not None and data is not None:
                 scores = self._grid.data_scores(
                     margins, tile_targets, codes[start:stop], data.per_code
@@ -141,7 +138,7 @@ class GradientQuery:
         return BlockEvaluation(
             data_sum=None if data is None else data.total(self._private, self._scale),
             belief_sum=None if average is None else average.total(self._private, self._scale),
-            row_sensitivity=widen_sensitivity(math.sqrt(squared_distance) * self._scale, 1.0),
+            row_sensitivity=widen_squared_sensitivity(squared_distance * self._scale**2, 1.0),
         )
 
     def inner_products(self, rows: PublicRows, direction: Float64) -> Iterator[Tile]:

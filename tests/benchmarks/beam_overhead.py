@@ -28,10 +28,12 @@ from ssdp_core.losses import LogisticLoss
 from ssdp_core.problems import LinearErm, Problem, PublicTarget
 
 ROWS, COLUMNS, CODES, BLOCK = 1_000_000, 100, 20, 65_536
+SALT = b"s" * 32
 
 
 def store(folder, rows, codes):
     records = []
+    storage.write_bytes(dataset.salt_path(folder), SALT, private=True)
     for number, start in enumerate(range(0, rows.num_rows, BLOCK)):
         stop = min(start + BLOCK, rows.num_rows)
         public = pack_public(rows.rows(start, stop))
@@ -39,13 +41,13 @@ def store(folder, rows, codes):
         name = f"000000-{number:06d}"
         storage.write_bytes(dataset.public_path(folder, name), public)
         storage.write_bytes(dataset.private_path(folder, name), private, private=True)
-        checks = dataset.sha256(public), dataset.sha256(private)
+        checks = dataset.sha256(public), dataset.keyed_hash(SALT, private)
         records.append(
             BlockRecord(
                 name=name,
                 num_rows=stop - start,
                 public_sha256=checks[0],
-                private_sha256=checks[1],
+                private_hash=checks[1],
             )
         )
     return Manifest(
@@ -85,7 +87,9 @@ def main() -> int:
 
         def beam(workers, which, name):
             launcher = Launcher([f"--direct_num_workers={workers}"])
-            return BeamEngine(launcher, which, f"{folder}/{name}", f"{folder}/w{workers}{name}")
+            return BeamEngine(
+                launcher, which, f"{folder}/{name}", f"{folder}/w{workers}{name}", run_id="r"
+            )
 
         engines = {
             "memory, 1": InMemoryEngine(rows, codes, num_codes=CODES, num_threads=1),

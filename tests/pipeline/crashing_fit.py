@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fnmatch
+import importlib
 import json
 import os
 import shutil
@@ -59,6 +60,7 @@ class Step:
         copy: pairs (folder, copy): folders to copy after the step, to be looked at later.
         environment: set for this command.
         umask: of this command.
+        record: a file for all exact values that the command sees; see `record_exact_values`.
     """
 
     argv: Sequence[str]
@@ -68,6 +70,7 @@ class Step:
     copy: Sequence[tuple[str, str]] = ()
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     umask: int = 0o022
+    record: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,6 +207,45 @@ def arm(kill: Kill) -> None:
     os.replace = watched_replace
 
 
+def record_exact_values(path: str) -> None:
+    """Copies every exact sum and norm of a run to a file: what a leak would consist of.
+
+    Lines of JSON: {"exponent", "data", "belief"} for a query on a block, {"data"} for one on the
+    table (both in lattice units), {"norm"} for a distance as the curator sees it.
+    """
+    from pipeline import passes
+    from ssdp_core import curator, engine
+
+    evaluate, box, norm = passes.evaluate_block, engine.ExactSum.__init__, curator.l2_norm
+    log = open(path, "a")  # noqa: SIM115 - until the process ends
+    lock = threading.Lock()
+
+    def write(**facts: Any) -> None:
+        with lock:
+            print(json.dumps(facts), file=log, flush=True)
+
+    def recorded_block(queries: Any, lattices: Any, *rest: Any) -> Any:
+        results = evaluate(queries, lattices, *rest)
+        for lattice, result in zip(lattices, results, strict=True):
+            if result.data_units is not None:
+                data, belief = result.data_units.tolist(), result.belief_units.tolist()
+                write(exponent=lattice.exponent, data=data, belief=belief)
+        return results
+
+    def recorded_box(self: Any, units: Any) -> None:
+        write(data=units.tolist())
+        box(self, units)
+
+    def recorded_norm(units: Any) -> float:
+        result = norm(units)
+        write(norm=result)
+        return result
+
+    passes.evaluate_block = recorded_block
+    engine.ExactSum.__init__ = recorded_box  # type: ignore[method-assign]
+    curator.l2_norm = recorded_norm
+
+
 def _surrounded(
     function: Callable[..., Any], name: str, event: Callable[[str], None]
 ) -> Callable[..., Any]:
@@ -231,6 +273,8 @@ def _child(step: Step) -> None:
             os.dup2(os.open(name, flags, 0o666), number)
         from pipeline.cli import main
 
+        if step.record is not None:
+            record_exact_values(step.record)
         if step.kill is not None:
             arm(step.kill)
         code = main(list(step.argv))
@@ -277,14 +321,67 @@ class _Scheduler:
         self._running[pid] = (index, step, steps)
 
 
+def _import_everything() -> None:
+    for name in (
+        "apache_beam.runners.portability.fn_api_runner",
+        "apache_beam.runners.worker.sdk_worker",
+        "pyarrow.csv",
+        "pyarrow.parquet",
+        "pipeline.commands",
+        "pipeline.fit",
+    ):
+        importlib.import_module(name)
+
+
+def _load_kernels() -> None:
+    """A few updates in memory and on one thread, so that children find compiled code."""
+    import numpy as np
+    import small_tables
+
+    from pipeline.spec import parse_spec
+    from ssdp_core.accounting import ZcdpFilter
+    from ssdp_core.curator import Curator
+    from ssdp_core.engine import InMemoryEngine
+    from ssdp_core.features import DenseFeatures, PublicRows
+    from ssdp_core.noise import NoiseSource
+    from ssdp_core.oracles import AnsweredGradients, InexactGradientSolver
+    from ssdp_core.paper_parameters import PvmwParameters
+    from ssdp_core.problems import LinearErm
+    from ssdp_core.pvmw import PrivateVectorAnswerer
+
+    spec = parse_spec(small_tables.spec_text("table.parquet"))
+    domain = spec.domain()
+    table = small_tables.columns()
+    rows = PublicRows(
+        num_rows=small_tables.NUM_ROWS,
+        features=DenseFeatures(np.full((small_tables.NUM_ROWS, 4), 0.5, dtype=np.float32)),
+        columns={"clicked": table["clicked"].astype(float), "spend": table["spend"]},
+    )
+    engine = InMemoryEngine(
+        rows, domain.encode({"segment": table["segment"]}), num_codes=3, num_threads=1
+    )
+    erms = [
+        LinearErm(
+            problem=problem,
+            num_public=4,
+            private_features=spec.private_features(domain, problem),
+            feature_norm=1.0,
+            target_bound=4.0,
+        )
+        for problem in spec.problems(domain)
+    ]
+    parameters = PvmwParameters(
+        num_rows=rows.num_rows, rho=5.0, tau=0.08, max_updates=40, eta=1.0, truncation=3.0, zeta=0.5
+    )
+    curator = Curator(engine, budget=ZcdpFilter(5.0), noise=NoiseSource.seeded(0))
+    answerer = PrivateVectorAnswerer(engine, curator, parameters, tight_charges=True)
+    solver = InexactGradientSolver(erms, num_rows=rows.num_rows, num_steps=2)
+    AnsweredGradients(answerer).gradients(erms, solver.points())
+
+
 def _serve() -> None:
-    import apache_beam  # noqa: F401
-    import pyarrow.csv
-    import pyarrow.parquet  # noqa: F401
-
-    import pipeline.commands
-    import pipeline.fit  # noqa: F401
-
+    _import_everything()
+    _load_kernels()
     if threading.active_count() > 1:
         raise RuntimeError("a thread is running: forking would not be safe")
     for line in sys.stdin:

@@ -107,7 +107,7 @@ def test_csv_with_only_a_header(folder, refused):
 def test_csv_without_a_byte(folder, refused):
     (folder / "empty.csv").write_text("")
     sentence = refused(*fit(Tiny(path="empty.csv").write(folder)))
-    assert "empty.csv cannot be read as CSV with a header line, or is empty" in sentence
+    assert "the table is empty: empty.csv has no rows" in sentence
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
@@ -209,6 +209,24 @@ def test_infinity_in_a_public_column(folder, refused):
     assert "column 'age' must hold finite numbers" in sentence
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_column_that_occurs_twice(folder, refused, suffix):
+    table = pa.table(tiny.table())
+    table = table.append_column("age", table["age"])
+    tiny.write(folder / f"t.{suffix}", table)
+    sentence = refused(*fit(Tiny(path=f"t.{suffix}").write(folder)))
+    assert f"t.{suffix} has more than one column 'age'" in sentence
+    assert nothing_prepared(folder)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_column_that_occurs_twice_but_is_not_used(folder, suffix):
+    table = pa.table(tiny.table())
+    table = table.append_column("user", table["age"])
+    tiny.write(folder / f"t.{suffix}", table)
+    assert tiny.run("prepare", Tiny(path=f"t.{suffix}").write(folder)) == 0
+
+
 # The specification
 
 
@@ -286,7 +304,9 @@ def test_delta_below_one_over_n_is_no_warning(folder, capsys):
 
 
 def test_domain_with_one_value(folder, refused):
-    sentence = refused(*fit(Tiny(sensitive='[data.sensitive.segment]\nvalues = ["a"]').write(folder)))
+    sentence = refused(
+        *fit(Tiny(sensitive='[data.sensitive.segment]\nvalues = ["a"]').write(folder))
+    )
     assert "column 'segment' must have at least 2 possible values" in sentence
     assert not (folder / "out").exists()
 
@@ -309,7 +329,9 @@ def test_value_outside_the_declared_domain(folder, refused, suffix):
     tiny.write(folder / f"t.{suffix}", table)
     sentence = refused(*fit(Tiny(path=f"t.{suffix}").write(folder)))
     assert "column 'segment' holds a null or a value outside its 3 declared values" in sentence
-    digits = {character for character in sentence.split("column 'segment'")[1] if character.isdigit()}
+    digits = {
+        character for character in sentence.split("column 'segment'")[1] if character.isdigit()
+    }
     assert digits == {"3"}
 
 
@@ -344,7 +366,7 @@ def test_text_in_a_sensitive_column_of_numbers(folder, refused, suffix):
     tiny.write(folder / f"t.{suffix}", table)
     spec = Tiny(path=f"t.{suffix}", sensitive="[data.sensitive.segment]\nvalues = [0, 1, 2]")
     sentence = refused(*fit(spec.write(folder)))
-    assert "segment" in sentence
+    assert "column 'segment'" in sentence
 
 
 def test_number_outside_the_declared_bins(folder, refused):
@@ -442,11 +464,11 @@ def test_bucket_without_permission(folder, refused, monkeypatch):
     from apache_beam.io.filesystem import BeamIOError
     from apache_beam.io.filesystems import FileSystems
 
-    class Forbidden(Exception):
+    class ForbiddenError(Exception):
         code = 403
 
     def match(patterns, limits=None):
-        raise BeamIOError("Match operation failed", {patterns[0]: Forbidden(SECRET)})
+        raise BeamIOError("Match operation failed", {patterns[0]: ForbiddenError(SECRET)})
 
     monkeypatch.setattr(FileSystems, "match", match)
     sentence = refused(*fit(Tiny(path="gs://ssdp-nowhere/*.parquet").write(folder)))
@@ -520,13 +542,26 @@ def test_block_that_is_missing(folder, refused):
     assert "public/000000-000001.block" in sentence
 
 
-def test_damaged_manifest(folder, refused):
+def test_damaged_manifest_is_prepared_again(folder, capsys):
     spec_path = Tiny().write(folder)
     assert tiny.run("prepare", spec_path) == 0
     manifest = folder / "s.prepared" / "manifest.json"
+    whole = tiny.read_json(manifest)
     manifest.write_text(manifest.read_text()[:100])
-    sentence = refused(*fit(spec_path))
-    assert "manifest.json" in sentence
+    assert tiny.run("prepare", spec_path) == 0
+    assert "manifest.json cannot be used: preparing" in capsys.readouterr().out
+    assert tiny.read_json(manifest)["encoder"] == whole["encoder"]
+
+
+@pytest.mark.parametrize("side", ["public", "private"])
+def test_prepared_folder_with_files_of_somebody_else(folder, refused, side):
+    (folder / "mine" / side / "letters").mkdir(parents=True)
+    (folder / "mine" / side / "letters" / "a.txt").write_text("dear")
+    spec = Tiny()
+    spec.data += '\nprepared = "mine"'
+    sentence = refused("prepare", spec.write(folder))
+    assert f"mine/{side}/letters/a.txt is no file of a prepared dataset" in sentence
+    assert "choose another folder as [data] prepared" in sentence
 
 
 def test_out_directory_with_files_in_it(folder, refused):
@@ -558,6 +593,18 @@ def test_out_directory_that_is_not_writable(folder, refused, monkeypatch):
     assert "locked" in sentence
     assert "permission denied" in sentence
     assert nothing_prepared(folder)
+
+
+def test_a_run_that_failed_on_its_table_goes_on_when_the_table_is_right(folder, refused):
+    spec_path = Tiny().write(folder)
+    table = tiny.table()
+    table["segment"][7] = "z"
+    tiny.write(folder / "t.parquet", table)
+    refused(*fit(spec_path))
+    assert "out is not empty" in refused(*fit(spec_path))
+    tiny.write(folder / "t.parquet", tiny.table())
+    assert tiny.run("resume", "out") == 0
+    assert tiny.read_json(folder / "out" / "models.json")["complete"] is True
 
 
 # The same in a process of its own, where nothing captures what workers log

@@ -1,6 +1,7 @@
 """Every pass transform alone, with TestPipeline, and the whole engine against the in-memory one."""
 
 import stat
+from pathlib import Path
 
 import apache_beam as beam
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline import dataset, passes, storage
 from pipeline.beam_engine import BeamEngine
-from pipeline.blocks import pack, pack_public, unpack_public
+from pipeline.blocks import BlockError, pack, pack_public, unpack_public
 from pipeline.dataset import BlockRecord, Manifest
 from pipeline.launch import Launcher
 from ssdp_core.accounting import ZcdpFilter
@@ -29,6 +30,7 @@ from ssdp_core.problems import LinearErm, Problem, PublicTarget
 from ssdp_core.pvmw import PrivateVectorAnswerer
 
 N, D, K = 200, 4, 3
+SALT = b"s" * 32
 
 
 def make_rows(seed=0, sparse=False):
@@ -52,6 +54,7 @@ def make_rows(seed=0, sparse=False):
 def store(folder, rows, codes, block_rows):
     """A prepared folder written by hand."""
     records = []
+    storage.write_bytes(dataset.salt_path(folder), SALT, private=True)
     for number, start in enumerate(range(0, N, block_rows)):
         stop = min(start + block_rows, N)
         part = rows.rows(start, stop)
@@ -70,7 +73,7 @@ def store(folder, rows, codes, block_rows):
                 name=name,
                 num_rows=stop - start,
                 public_sha256=dataset.sha256(public),
-                private_sha256=dataset.sha256(private),
+                private_hash=dataset.keyed_hash(SALT, private),
             )
         )
     return Manifest(
@@ -217,7 +220,7 @@ def test_log_partition_grid(prepared):
 def test_row_sample_takes_every_nth_row_of_the_table(tmp_path, sparse):
     rows, codes = make_rows(sparse=sparse)
     manifest = store(str(tmp_path / "p"), rows, codes, block_rows=64)
-    engine = BeamEngine(Launcher(), manifest, str(tmp_path / "p"), str(tmp_path / "w"))
+    engine = BeamEngine(Launcher(), manifest, str(tmp_path / "p"), str(tmp_path / "w"), run_id="r")
     parts, beliefs = engine.sample_rows(7)
     chosen = np.arange(0, N, 7)
     assert sum(part.num_rows for part in parts) == chosen.size == beliefs.shape[0]
@@ -273,7 +276,7 @@ def test_beam_and_memory_give_identical_bits(
     memory = InMemoryEngine(rows, codes, num_codes=K, block_rows=block_rows)
     expected = run_answerer(memory, rows)
     launcher = Launcher([f"--direct_num_workers={workers}"])
-    engine = BeamEngine(launcher, manifest, str(folder / "p"), str(folder / "w"))
+    engine = BeamEngine(launcher, manifest, str(folder / "p"), str(folder / "w"), run_id="r")
     if shuffle:
         order = np.random.default_rng(seed).permutation(len(engine._private))
         engine._private = [engine._private[i] for i in order]
@@ -290,24 +293,53 @@ def test_beam_and_memory_give_identical_bits(
 def test_results_with_exact_sums_are_for_the_owner_only(tmp_path, monkeypatch):
     rows, codes = make_rows()
     manifest = store(str(tmp_path / "p"), rows, codes, block_rows=64)
-    engine = BeamEngine(Launcher(), manifest, str(tmp_path / "p"), str(tmp_path / "w"))
+    engine = BeamEngine(Launcher(), manifest, str(tmp_path / "p"), str(tmp_path / "w"), run_id="r")
     modes = {}
     read = storage.read_bytes
 
     def watch(path):
         if str(path).endswith("result"):
-            folder, file = (tmp_path / "w" / "passes" / "000001"), path
-            modes["file"] = stat.S_IMODE(__import__("os").stat(file).st_mode)
-            modes["folder"] = stat.S_IMODE(folder.stat().st_mode)
+            modes["file"] = stat.S_IMODE(Path(path).stat().st_mode)
+            modes["folder"] = stat.S_IMODE(Path(path).parent.stat().st_mode)
         return read(path)
 
     monkeypatch.setattr(storage, "read_bytes", watch)
     erm = make_erms(rows)[0]
     engine.evaluate_private([erm.query(np.zeros(erm.num_weights))])
     assert modes == {"file": 0o600, "folder": 0o700}
-    assert not (tmp_path / "w" / "passes" / "000001").exists()
+    assert storage.list_files(str(tmp_path / "w" / "passes")) == []
 
 
 def test_direct_runner_means_in_process():
     launcher = Launcher(["--runner=DirectRunner"])
     assert launcher._options.get_all_options()["runner"] == "FnApiRunner"
+
+
+def test_the_cache_serves_only_the_content_that_was_asked_for(tmp_path):
+    """A folder prepared again in one process must not give the old codes."""
+    folder = str(tmp_path / "p")
+    for seed in (0, 1):
+        rows, codes = make_rows(seed)
+        manifest = store(folder, rows, codes, block_rows=N)
+        (record,) = manifest.blocks
+        path = dataset.private_path(folder, record.name)
+        loaded = dataset.load_codes(path, record.private_hash, N, K)
+        assert np.array_equal(loaded, codes)
+
+
+def test_codes_that_do_not_fit_are_refused(tmp_path):
+    rows, codes = make_rows()
+    (record,) = store(str(tmp_path), rows, codes, block_rows=N).blocks
+    path = dataset.private_path(str(tmp_path), record.name)
+    for num_rows, num_codes in ((N - 1, K), (N, K - 1)):
+        with pytest.raises(BlockError, match="does not fit its manifest"):
+            dataset.load_codes(path, record.private_hash, num_rows, num_codes)
+
+
+def test_nothing_public_is_a_plain_function_of_private_data(tmp_path):
+    """Hashes of private data are keyed: without the salt no candidate can be tried."""
+    rows, codes = make_rows()
+    (record,) = store(str(tmp_path), rows, codes, block_rows=N).blocks
+    assert record.private_hash != dataset.sha256(pack({"codes": codes}))
+    assert record.private_hash == dataset.keyed_hash(SALT, pack({"codes": codes}))
+    assert record.private_hash != dataset.keyed_hash(b"t" * 32, pack({"codes": codes}))

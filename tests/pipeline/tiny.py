@@ -69,7 +69,7 @@ class Tiny:
     def toml(self) -> str:
         problems = "\n".join(f"[[problem]]\n{problem}" for problem in self.problems)
         return (
-            f'[data]\npath = "{self.path}"\n{self.data}\n{self.sensitive}\n{self.more}\n'
+            f'[data]\npath = ["{self.path}"]\n{self.data}\n{self.sensitive}\n{self.more}\n'
             f"[privacy]\n{self.privacy}\n{problems}\n[fit]\n{self.fit}\n"
         )
 

@@ -212,3 +212,32 @@ def test_exact_sums_are_opened_in_the_curator_only(project_root: Path):
     assert offenders == []
     engine_source = (project_root / "ssdp_core" / "engine.py").read_text()
     assert engine_source.count("open_in_curator(") == 1  # its definition
+
+
+def test_a_threshold_is_reopened_with_its_own_epsilon_only():
+    full, _, _, _ = run_pvmw(InMemoryTranscript())
+    curator, _, _ = make_curator(rho=5.0, transcript=full)
+    epsilon = math.sqrt(2 * full.releases[0].charge.rho)
+    curator.reopen_threshold(
+        0,
+        epsilon=PvmwParameters(num_rows=N, rho=5.0, tau=0.02, max_updates=8, eta=0.6).epsilon_prime,
+    )
+    with pytest.raises(TranscriptMismatchError, match="for another epsilon"):
+        curator.reopen_threshold(0, epsilon=2 * epsilon)
+    with pytest.raises(TranscriptMismatchError, match="did not open a threshold"):
+        curator.reopen_threshold(1, epsilon=epsilon)
+
+
+def test_measurements_of_a_unit_cost_the_same_with_more_noise():
+    """r rows per unit: r times the sensitivity, r times the noise, the same charge."""
+    charges = []
+    for rows_per_unit in (1, 4):
+        curator, engine, _ = make_curator(rho=5.0, rows_per_unit=rows_per_unit)
+        parameters = PvmwParameters(num_rows=N, rho=5.0, tau=-1.0 + 1.001, max_updates=3, eta=0.6)
+        answerer = PrivateVectorAnswerer(engine, curator, parameters, tight_charges=True)
+        with contextlib.suppress(OutOfUpdatesError):
+            answerer.answer(mean_query([1.0, -1.0, -1.0, -1.0]))
+        charges.append(
+            [c.rho for c in curator.budget.charges if c.mechanism == "gaussian_measurement"][0]
+        )
+    assert charges[0] == pytest.approx(charges[1], rel=1e-12)

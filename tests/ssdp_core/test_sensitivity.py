@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from instances import LOSSES, loss_id, make_erm, make_table, random_weights
 
 from ssdp_core.columns import BinnedColumn, CategoricalColumn, Role
-from ssdp_core.domain import PrivateDomain
+from ssdp_core.domain import PrivateDomain, PrivateFeatures
 from ssdp_core.engine import InMemoryEngine
 from ssdp_core.features import DenseFeatures, PublicRows
-from ssdp_core.losses import LogisticLoss, MultinomialLoss
+from ssdp_core.losses import LogisticLoss, MultinomialLoss, SquaredLoss
 from ssdp_core.problems import LinearErm, PrivateTarget, Problem, PublicTarget
 from ssdp_core.queries import MarginalQuery, TabulatedQuery, count_query, mean_query
 
@@ -180,3 +180,29 @@ def test_whole_sums_of_real_neighbours_stay_within_sensitivity_plus_slack(
     moved = results[0].exact.open_in_curator() - results[1].exact.open_in_curator()
     distance = np.linalg.norm(moved.astype(float)) * results[0].lattice.step
     assert distance <= results[0].row_sensitivity + results[0].rounding_slack
+
+
+@pytest.mark.parametrize("loss", [LogisticLoss(), MultinomialLoss(num_classes=2)], ids=loss_id)
+def test_nearly_equal_private_features_do_not_hide_a_distance_in_rounding(loss):
+    """Differences of nearly equal squares: the square is right to 1e-16, its root only to 1e-8."""
+    private = PrivateFeatures.from_matrix([[1.0, 0.0], [1.0, 1e-8]])
+    rows = PublicRows(
+        num_rows=2, features=DenseFeatures(np.zeros((2, 1))), columns={"t": np.array([0, 1])}
+    )
+    problem = Problem(name="p", loss=loss, target=PublicTarget(column="t"), radius=1.0)
+    query = LinearErm.from_rows(problem, rows, private)
+    query = query.query(np.zeros(query.num_weights))
+    assert brute_force(query, rows, 2) <= query.evaluate(rows).row_sensitivity < 1e-5
+
+
+@pytest.mark.parametrize("size", [1e-170, 1e160])
+def test_numbers_whose_squares_leave_float64_are_refused(size):
+    rows = PublicRows(num_rows=2, features=DenseFeatures(np.ones((2, 1))))
+    problem = Problem(
+        name="p",
+        loss=SquaredLoss(),
+        target=PrivateTarget(values=np.array([size, 2 * size])),
+        radius=size,
+    )
+    with pytest.raises(ValueError, match="rescale its features, radius or targets"):
+        LinearErm.from_rows(problem, rows, PrivateFeatures.from_matrix(np.zeros((2, 0))))
