@@ -230,14 +230,24 @@ def test_a_threshold_is_reopened_with_its_own_epsilon_only():
 
 def test_measurements_of_a_unit_cost_the_same_with_more_noise():
     """r rows per unit: r times the sensitivity, r times the noise, the same charge."""
-    charges = []
+    parameters = PvmwParameters(num_rows=N, rho=5.0, tau=0.01, max_updates=3, eta=0.1)
+    costs, deviations = [], []
     for rows_per_unit in (1, 4):
-        curator, engine, _ = make_curator(rho=5.0, rows_per_unit=rows_per_unit)
-        parameters = PvmwParameters(num_rows=N, rho=5.0, tau=-1.0 + 1.001, max_updates=3, eta=0.6)
+        codes = np.zeros(N, dtype=int)
+        engine = InMemoryEngine(PublicRows(num_rows=N), codes, num_codes=4)
+        transcript = InMemoryTranscript()
+        curator = Curator(
+            engine,
+            budget=ZcdpFilter(5.0),
+            noise=NoiseSource.seeded(0),
+            transcript=transcript,
+            rows_per_unit=rows_per_unit,
+        )
         answerer = PrivateVectorAnswerer(engine, curator, parameters, tight_charges=True)
         with contextlib.suppress(OutOfUpdatesError):
             answerer.answer(mean_query([1.0, -1.0, -1.0, -1.0]))
-        charges.append(
-            [c.rho for c in curator.budget.charges if c.mechanism == "gaussian_measurement"][0]
-        )
-    assert charges[0] == pytest.approx(charges[1], rel=1e-12)
+        release = next(r for r in transcript.releases if r.kind == "measure")
+        costs.append(release.charge.rho)
+        deviations.append(release.values["noise_stddev"])
+    assert costs[0] == pytest.approx(costs[1], rel=1e-12)
+    assert deviations[1] == 4 * deviations[0]
