@@ -131,6 +131,11 @@ def resume(out: str, *, report: Report, watch: Watch) -> FitResult:
     facts = directory.facts()
     with RunLock(out):
         spec = load_spec(directory.file("spec.toml"))
+        if _has_journal(directory):
+            seen = Journal.open(directory.journal, {"run_id": facts.run_id}, read_only=True)
+            if seen.notes("finished"):
+                directory.finish()  # in case the run was killed just before it did
+                raise RunDirectoryError(f"{out} is finished: its results are in models.json")
         launcher = Launcher(facts.beam_options)
         if not _has_journal(directory):
             manifest = prepare(spec, facts.prepared, launcher, report)
@@ -140,9 +145,6 @@ def resume(out: str, *, report: Report, watch: Watch) -> FitResult:
             manifest = prepare(spec, facts.prepared, launcher, report) if found is None else found
             journal = Journal.open(directory.journal, _header(spec, manifest, facts))
             _check_input_unchanged(spec, manifest, facts)
-        if any(note.kind == "finished" for note in journal.notes()):
-            directory.finish()  # in case the run was killed just before it did
-            raise RunDirectoryError(f"{out} is finished: its results are in models.json")
         return _Run(spec, manifest, directory, journal, launcher, report).go(watch)
 
 

@@ -113,9 +113,12 @@ def _clear(folder: str) -> None:
                 )
     # The manifest goes first and comes last: a folder that has one is complete.
     storage.delete(dataset.manifest_path(folder))
+    for name in ("scan-result", "write-result"):
+        storage.delete(storage.join(folder, name))
     storage.delete_folder(storage.join(folder, "public"))
     storage.delete_folder(storage.join(folder, "private"))
     storage.make_folder(storage.join(folder, "private"), private=True)
+    storage.remove_temporary_files(folder)
 
 
 def dataset_facts(spec: Spec, paths: list[str]) -> bytes:

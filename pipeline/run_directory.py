@@ -80,15 +80,19 @@ class RunDirectory:
         storage.make_folder(self.path)
 
     def _require_empty(self) -> None:
-        if [name for name in storage.list_files(self.path) if name != LOCK_NAME]:
+        """Allows what a start leaves that was killed before ``run.json``, and nothing else."""
+        begun = {LOCK_NAME, "spec.toml", "work/noise.key"} if storage.exists(self.work) else set()
+        if not set(storage.list_files(self.path)) <= begun | {LOCK_NAME}:
             raise RunDirectoryError(
                 f"{self.path} is not empty: choose another --out, or continue the run in it with "
                 f"'ssdp resume {self.path}'"
             )
 
     def create(self, spec_toml: str, facts: RunFacts, noise_key: bytes | None) -> None:
-        """Starts a run in a claimed directory, under its lock."""
+        """Starts a run in a claimed directory, under its lock; ``run.json`` comes last."""
         self._require_empty()  # again: another start may have been faster
+        storage.delete_folder(self.work)
+        storage.remove_temporary_files(self.path)
         storage.make_folder(self.work, private=True)
         if noise_key is not None:
             storage.write_bytes(self._key_path, noise_key, private=True)

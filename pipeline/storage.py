@@ -19,6 +19,7 @@ import errno
 import hashlib
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any, Protocol, TypeAlias
@@ -164,12 +165,27 @@ def delete_folder(path: PathName) -> None:
     name = os.fspath(path)
     with explained("delete", name):
         if not is_remote(name):
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(name)
+            _remove_tree(name)
             return
         files = _walk_remote(name)
         if files:
             _beam().delete([_literal(join(name, file)) for file in files])
+
+
+def _remove_tree(name: str) -> None:
+    """A worker thread of a failed pipeline may still be writing: then a second look is needed."""
+    for attempt in range(20):
+        try:
+            shutil.rmtree(name)
+        except FileNotFoundError:
+            if not os.path.lexists(name):
+                return
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY or attempt == 19:
+                raise
+        else:
+            return
+        time.sleep(0.05)
 
 
 def make_folder(path: PathName, *, private: bool = False) -> None:

@@ -115,6 +115,9 @@ class Curator:
         self._transcript: Transcript = InMemoryTranscript() if transcript is None else transcript
         self._rows_per_unit = _validate.integer_at_least(1, rows_per_unit=rows_per_unit)
         self._next_sequence = 0
+        # The questions of the last pose, and their exact sums if they had to be fetched late.
+        self._posed: list[LinearVectorQuery] = []
+        self._late: dict[int, ExactSum] = {}
         self.budget = budget
 
     @property
@@ -138,6 +141,7 @@ class Curator:
         While recorded releases are being replayed the pass is public; the private pass happens if
         and when a question gets past the record.
         """
+        self._posed, self._late = list(queries), {}
         replaying = self._transcript.recorded(self._next_sequence) is not None
         run = self._engine.evaluate_public if replaying else self._engine.evaluate_private
         return [
@@ -328,12 +332,18 @@ class Curator:
         return self._checked_sensitivity(question, sensitivity) + question.norm_slack
 
     def _exact(self, question: Question) -> ExactSum:
-        """The question's exact sum; after a replay it is fetched by a private pass of its own."""
-        exact = question._evaluation.exact
-        if exact is None:
-            exact = self._engine.evaluate_private([question.query])[0].exact
-            assert exact is not None  # a private pass always has it
-        return exact
+        """The question's exact sum; after a replay one private pass fetches those of all posed."""
+        if question._evaluation.exact is not None:
+            return question._evaluation.exact
+        if id(question.query) not in self._late:
+            together = any(query is question.query for query in self._posed)
+            queries = self._posed if together else [question.query]
+            for query, evaluation in zip(
+                queries, self._engine.evaluate_private(queries), strict=True
+            ):
+                assert evaluation.exact is not None  # a private pass always has it
+                self._late[id(query)] = evaluation.exact
+        return self._late[id(question.query)]
 
     def _exact_norm(self, question: Question) -> float:
         """|f(D) - f(p)| as a sum, within 2^-46 of itself."""

@@ -187,6 +187,8 @@ def arm(kill: Kill) -> None:
         replace(source, destination, **options)
 
     def delete_folder(path: Any) -> None:
+        if not os.path.isdir(path):
+            return
         event(f"begin delete {path}")
         files = sorted(file for file in Path(path).rglob("*") if file.is_file())
         if files and event.is_now(f"half delete {path}"):

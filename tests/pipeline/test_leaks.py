@@ -492,7 +492,7 @@ FAILING: dict[str, tuple[str, Callable[[], pa.Table], str]] = {
     "number outside the bins": (SPEC, income_outside, "income"),
     "strings for numbers": (SPEC, income_as_text, "income"),
     "bytes for numbers": (SPEC, income_as_bytes, "income"),
-    "csv, text among numbers": (NUMBERS, text_among_numbers, "table.csv"),
+    "csv, text among numbers": (NUMBERS, text_among_numbers, "income"),
     "csv, text after numbers": (
         UNDECLARED.replace("table.parquet", "table.csv"),
         text_after_numbers,
