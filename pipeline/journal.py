@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline import storage
+from pipeline import line_log, storage
 from ssdp_core.accounting import Charge
 from ssdp_core.errors import SsdpError, TranscriptMismatchError
 from ssdp_core.transcript import Release
@@ -93,7 +93,7 @@ class Journal:
 
     def __init__(self, path: storage.PathName, *, read_only: bool) -> None:
         self._folder = storage.parent(path)
-        self._sink = storage.line_log(path)
+        self._sink = line_log.open_log(path)
         self._path = self._sink.path
         self._writable = not read_only
         self._check = _FIRST_CHECK

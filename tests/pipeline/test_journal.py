@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pipeline import journal as journal_module
-from pipeline import storage
+from pipeline import line_log
 from pipeline.journal import Journal, JournalCorruptError, JournalMismatchError
 from pipeline.storage import StorageError
 from ssdp_core.accounting import Charge
@@ -557,7 +557,7 @@ def test_a_journal_of_another_run_is_refused_and_left_alone(small, expected, mes
 
 
 def test_one_object_per_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "line_log", lambda path: storage._ObjectLineLog(str(path)))
+    monkeypatch.setattr(line_log, "open_log", lambda path: line_log._ObjectLineLog(str(path)))
     path = tmp_path / "journal.jsonl"
     with pytest.raises(StorageError, match=r"cannot read .* but there are 0; check the path"):
         Journal.open(path)
