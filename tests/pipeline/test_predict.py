@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -384,11 +385,19 @@ def test_out_in_a_folder_that_is_missing_or_no_folder(run, refused, tmp_path):
         assert str(out) in refused("predict", run, path, "--out", out)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_out_in_a_folder_that_is_not_writable(run, refused, tmp_path):
+def test_out_in_a_folder_that_is_not_writable(run, refused, tmp_path, monkeypatch):
     path = tiny.write(tmp_path / "t.parquet", full_table(20))
     (tmp_path / "locked").mkdir(mode=0o500)
     out = tmp_path / "locked" / "s.parquet"
+    if os.geteuid() == 0:  # root may write everywhere: simulate what anyone else would meet
+        really_open = open
+
+        def denied(name, mode="r", *rest, **options):
+            if "locked" in str(name) and mode != "r":
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(name))
+            return really_open(name, mode, *rest, **options)
+
+        monkeypatch.setattr("builtins.open", denied)
     assert "permission denied" in refused("predict", run, path, "--out", out)
 
 
