@@ -2,7 +2,7 @@
 
 A public block and the codes of the same rows are separate files in separate folders, so that a
 public pass can be given no way to the codes. Format: one line of JSON that lists the arrays, then
-their bytes. Reading needs no pickle and copies nothing.
+their bytes, each aligned to 64. Reading needs no pickle.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import numpy.typing as npt
 from ssdp_core.errors import SsdpError
 from ssdp_core.features import CsrFeatures, DenseFeatures, PublicRows
 
+_ALIGNMENT = 64  # of every array: compiled loops are slower, and compiled again, on others
+
 
 class BlockError(SsdpError):
     """A block file is damaged."""
@@ -25,22 +27,27 @@ class BlockError(SsdpError):
 def pack(arrays: Mapping[str, npt.NDArray[Any]], **facts: Any) -> bytes:
     """Arrays and small facts as bytes."""
     listed = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
-    header = json.dumps({"arrays": listed, "facts": facts}).encode() + b"\n"
-    parts = [header] + [np.ascontiguousarray(array).tobytes() for array in arrays.values()]
+    header = json.dumps({"arrays": listed, "facts": facts}).encode()
+    parts = [header + b" " * (-(len(header) + 1) % _ALIGNMENT) + b"\n"]
+    for array in arrays.values():
+        data = np.ascontiguousarray(array).tobytes()
+        parts.append(data + bytes(-len(data) % _ALIGNMENT))
     return b"".join(parts)
 
 
 def unpack(data: bytes) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """The arrays (writable, on one buffer) and facts of :func:`pack`."""
-    buffer = bytearray(data)
-    end = buffer.index(b"\n") + 1
-    header = json.loads(buffer[:end])
+    """The arrays (writable, aligned, on one buffer) and facts of :func:`pack`."""
+    space = np.empty(len(data) + _ALIGNMENT, dtype=np.uint8)
+    first = -space.ctypes.data % _ALIGNMENT
+    buffer = space[first : first + len(data)]
+    buffer[:] = np.frombuffer(data, dtype=np.uint8)
+    end = data.index(b"\n") + 1
+    header = json.loads(data[:end])
     arrays = {}
     for name, (dtype, shape) in header["arrays"].items():
-        count = int(np.prod(shape, dtype=np.int64))
-        array = np.frombuffer(buffer, dtype=dtype, count=count, offset=end)
-        arrays[name] = array.reshape(shape)
-        end += array.nbytes
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        arrays[name] = buffer[end : end + size].view(dtype).reshape(shape)
+        end += size + -size % _ALIGNMENT
     return arrays, header["facts"]
 
 

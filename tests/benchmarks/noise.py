@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import sys
 
 import numpy as np
@@ -16,10 +17,13 @@ SIZE = 1_000_000
 def main() -> int:
     source = NoiseSource.secure()
     stddev = 3.3e12
+    numbers = itertools.count()
     generator = np.random.default_rng(0)
     seconds = interleaved(
         {
-            "vector": lambda: discrete_gaussian_vector(source.stream("v"), stddev, SIZE),
+            "vector": lambda: discrete_gaussian_vector(
+                source.stream(f"v{next(numbers)}"), stddev, SIZE
+            ),
             "words": lambda: hashlib.shake_256(b"k").digest(12 * 8 * SIZE),
             "numpy": lambda: generator.normal(0.0, stddev, SIZE),
         },

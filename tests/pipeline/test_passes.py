@@ -241,6 +241,17 @@ def test_blocks_round_trip(tmp_path):
         assert np.array_equal(again.columns["v"], rows.columns["v"])
 
 
+def test_unpacked_arrays_are_aligned_whatever_the_header(tmp_path):
+    for length in range(1, 70, 7):
+        arrays = {"x" * length: np.arange(5.0), "y": np.arange(3, dtype=np.int32)}
+        again, facts = passes.unpack(pack(arrays, note="n" * length))
+        assert facts == {"note": "n" * length}
+        for name, array in arrays.items():
+            assert np.array_equal(again[name], array)
+            assert again[name].ctypes.data % 64 == 0
+            assert again[name].flags.writeable
+
+
 def run_answerer(engine, rows, num_rounds=4):
     """Algorithm 2 on an engine: the transcript and where the beliefs have gone."""
     curator = Curator(engine, budget=ZcdpFilter(50.0), noise=NoiseSource.seeded(5))
