@@ -28,6 +28,7 @@ Units = npt.NDArray[np.int64]
 _Result = TypeVar("_Result")
 
 DEFAULT_BLOCK_ROWS = 65_536
+_WIDE = 1 << 18  # dimension from which sums are worked out one after another
 
 
 class ExactSum:
@@ -204,14 +205,7 @@ class InMemoryEngine:
         totals: list[BlockUnits] = []
         lock = threading.Lock()
 
-        def work(start: int, stop: int) -> None:
-            results = evaluate_block(
-                queries,
-                lattices,
-                self._rows.rows(start, stop),
-                self._beliefs[start:stop],
-                self._codes[start:stop] if private else None,
-            )
+        def add(results: list[BlockUnits]) -> None:
             # Integers add up to the same total in any order, so whoever is ready adds.
             with lock:
                 if totals:
@@ -219,6 +213,16 @@ class InMemoryEngine:
                         total.add(result)
                 else:
                     totals.extend(results)
+
+        def work(start: int, stop: int) -> None:
+            rows, block_beliefs = self._rows.rows(start, stop), self._beliefs[start:stop]
+            codes = self._codes[start:stop] if private else None
+            if codes is not None and max(query.dimension for query in queries) > _WIDE:
+                # One sum at a time: at a million features the sums are what takes memory.
+                add(evaluate_block(queries, lattices, rows, block_beliefs, None))
+                add(evaluate_block(queries, lattices, rows, None, codes))
+            else:
+                add(evaluate_block(queries, lattices, rows, block_beliefs, codes))
 
         for _ in self._for_each_block(work):
             pass
@@ -242,20 +246,20 @@ class BlockUnits:
     """One query's sums over one or more blocks, in lattice steps; they add up in any order."""
 
     data_units: Units | None = field(repr=False)
-    belief_units: Units
+    belief_units: Units | None
     row_sensitivity: float
 
     def add(self, other: BlockUnits) -> None:
-        """Adds the sums over other blocks, in place."""
-        if self.data_units is not None and other.data_units is not None:
-            self.data_units += other.data_units
-        self.belief_units += other.belief_units
+        """Adds other sums, in place; a side that was not evaluated counts as zero."""
+        self.data_units = _added(self.data_units, other.data_units)
+        self.belief_units = _added(self.belief_units, other.belief_units)
         self.row_sensitivity = max(self.row_sensitivity, other.row_sensitivity)
 
     def as_evaluation(
         self, query: LinearVectorQuery, lattice: Lattice, block_rows: int
     ) -> Evaluation:
         """The totals as the curator gets them, with the data sum boxed."""
+        assert self.belief_units is not None  # every pass evaluates under the beliefs
         return Evaluation(
             lattice=lattice,
             belief_units=self.belief_units,
@@ -271,24 +275,32 @@ class BlockUnits:
         )
 
 
+def _added(total: Units | None, more: Units | None) -> Units | None:
+    if total is None or more is None:
+        return more if total is None else total
+    total += more
+    return total
+
+
 def evaluate_block(
     queries: Sequence[LinearVectorQuery],
     lattices: Sequence[Lattice],
     rows: PublicRows,
-    block_beliefs: npt.NDArray[np.float32],
+    block_beliefs: npt.NDArray[np.float32] | None,
     codes: npt.NDArray[np.int32] | None,
 ) -> list[BlockUnits]:
     """All queries on one block; every engine calls this, so every engine gets the same integers."""
     results = []
     for query, lattice in zip(queries, lattices, strict=True):
         block = query.evaluate(rows, beliefs=block_beliefs, codes=codes)
-        assert block.belief_sum is not None  # beliefs were given
         results.append(
             BlockUnits(
                 data_units=None
                 if block.data_sum is None
                 else lattice.round_in_place(block.data_sum),
-                belief_units=lattice.round_in_place(block.belief_sum),
+                belief_units=None
+                if block.belief_sum is None
+                else lattice.round_in_place(block.belief_sum),
                 row_sensitivity=block.row_sensitivity,
             )
         )

@@ -126,3 +126,17 @@ def test_engine_refuses_a_query_of_another_domain():
     engine = InMemoryEngine(table.rows, table.codes, num_codes=4)
     with pytest.raises(ValueError, match="query is about 7 private codes, the table has 4"):
         engine.evaluate_public([MarginalQuery(num_codes=7)])
+
+
+def test_wide_queries_are_worked_out_one_sum_at_a_time_with_the_same_bits(monkeypatch):
+    rng = np.random.default_rng(0)
+    table = make_table(rng, num_rows=60, loss=LOSSES[0])
+    erm = make_erm(table, LOSSES[0], rng)
+    query = erm.query(random_weights(erm, rng))
+    engine = InMemoryEngine(table.rows, table.codes, num_codes=4, block_rows=16, num_threads=2)
+    (usual,) = engine.evaluate_private([query])
+    monkeypatch.setattr("ssdp_core.engine._WIDE", 1)
+    (wide,) = engine.evaluate_private([query])
+    assert (usual.exact.open_in_curator() == wide.exact.open_in_curator()).all()
+    assert (usual.belief_units == wide.belief_units).all()
+    assert usual.row_sensitivity == wide.row_sensitivity
